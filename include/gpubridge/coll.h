@@ -1,0 +1,105 @@
+/* Collectives and work handles.
+ *
+ * Order: every member of a group makes the same calls in the same order.
+ * Calls from several threads are put in one order per process; they must then
+ * agree across ranks. A call whose arguments are refused sends nothing, takes
+ * no sequence number and leaves the group usable.
+ *
+ * With work_p NULL a call blocks until its result is in place, at most until
+ * the job's timeout. Otherwise it returns at once, the buffers are lent until
+ * the work completes, and *work_p is the caller's: gb_work_release.
+ *
+ * Statuses of every collective: ARGUMENT, TYPE, UNSUPPORTED, BUSY (the async
+ * queue is full), FORKED, STATE at once; TIMEOUT, MISMATCH, PEER, ABORTED,
+ * CANCELED, INTERRUPTED when it ran: then the job is aborted on all ranks. */
+#ifndef GPUBRIDGE_COLL_H
+#define GPUBRIDGE_COLL_H
+
+#include <gpubridge/job.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, number, bytes, text). Numbers are ABI and go over the wire. */
+#define GB_DTYPE_TABLE(X)                                                      \
+  X(GB_INT8, 0, 1, "int8")                                                     \
+  X(GB_UINT8, 1, 1, "uint8")                                                   \
+  X(GB_INT32, 2, 4, "int32")                                                   \
+  X(GB_INT64, 3, 8, "int64")                                                   \
+  X(GB_FLOAT16, 4, 2, "float16")                                               \
+  X(GB_BFLOAT16, 5, 2, "bfloat16")                                             \
+  X(GB_FLOAT32, 6, 4, "float32")                                               \
+  X(GB_FLOAT64, 7, 8, "float64")
+
+typedef enum gb_dtype {
+#define GB_DTYPE_ENUM(name, number, bytes, text) name = number,
+  GB_DTYPE_TABLE(GB_DTYPE_ENUM)
+#undef GB_DTYPE_ENUM
+  GB_DTYPE_COUNT
+} gb_dtype;
+
+/* AVG is a sum divided by the number of ranks; refused for integers. */
+typedef enum gb_redop {
+  GB_SUM = 0,
+  GB_AVG = 1,
+  GB_MAX = 2,
+  GB_MIN = 3,
+  GB_REDOP_COUNT
+} gb_redop;
+
+/* Bytes of one element, 0 for an unknown code; names, "unknown" for one. */
+GB_API size_t gb_dtype_bytes(gb_dtype dtype);
+GB_API const char *gb_dtype_name(gb_dtype dtype);
+GB_API const char *gb_redop_name(gb_redop op);
+
+/* Elements in this process's memory. `data` may be NULL only with count 0 and
+ * needs no alignment beyond a byte. */
+typedef struct gb_buffer {
+  void *data;
+  size_t count;
+  gb_dtype dtype;
+} gb_buffer;
+
+typedef struct gb_work gb_work; /* opaque, counted */
+
+/* In place over all ranks; every rank ends with the same bits. */
+GB_API gb_status gb_all_reduce(gb_group *group, const gb_buffer *buffer,
+                               gb_redop op, gb_work **work_p,
+                               gb_error *error) GB_MUST_CHECK;
+/* In place, from the group's rank `root`. */
+GB_API gb_status gb_broadcast(gb_group *group, const gb_buffer *buffer,
+                              int root, gb_work **work_p,
+                              gb_error *error) GB_MUST_CHECK;
+/* Row r of `output` (input->count elements) is rank r's input. `input` may be
+ * row `rank` of `output` itself; any other overlap is ARGUMENT. */
+GB_API gb_status gb_all_gather(gb_group *group, const gb_buffer *output,
+                               const gb_buffer *input, gb_work **work_p,
+                               gb_error *error) GB_MUST_CHECK;
+/* Slice r of the reduced input (output->count elements) goes to rank r; the
+ * input is unchanged, except that `output` may be its slice `rank`. SUM, AVG,
+ * MAX, MIN. */
+GB_API gb_status gb_reduce_scatter(gb_group *group, const gb_buffer *output,
+                                   const gb_buffer *input, gb_redop op,
+                                   gb_work **work_p,
+                                   gb_error *error) GB_MUST_CHECK;
+/* Returns on no rank before every rank has called it. */
+GB_API gb_status gb_barrier(gb_group *group, gb_work **work_p,
+                            gb_error *error) GB_MUST_CHECK;
+
+/* Blocks until the work is done, or for timeout_ms (0: no limit of its own;
+ * the call's deadline ends it). WAIT_TIMEOUT leaves the work running; every
+ * other failure is the work's own and is returned again by each later wait. */
+GB_API gb_status gb_work_wait(gb_work *work, uint64_t timeout_ms,
+                              gb_error *error) GB_MUST_CHECK;
+/* *done_p is 1 once it completed, in success or failure. Never blocks. */
+GB_API gb_status gb_work_test(gb_work *work, int *done_p, gb_error *error);
+/* Sequence number the call took; -1 until it started. */
+GB_API int64_t gb_work_seq(const gb_work *work);
+/* Gives the handle back; the operation runs on. NULL is a no-op. */
+GB_API void gb_work_release(gb_work *work);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

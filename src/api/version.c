@@ -1,0 +1,3 @@
+#include <gpubridge/version.h>
+
+const char *gb_version(void) { return GB_VERSION; }

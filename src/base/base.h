@@ -1,0 +1,96 @@
+/* base: what every other layer stands on.
+ *
+ * Status and error helpers, clock and deadlines, log, settings, wire encoding,
+ * HMAC. It calls libc and libcrypto only. It must never open a socket, start a
+ * thread or know what a rank does.
+ *
+ * This header: errors, deadlines, small macros. */
+#ifndef GBI_BASE_BASE_H
+#define GBI_BASE_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <gpubridge/coll.h>
+#include <gpubridge/status.h>
+
+/* Returns early with a failure; only in functions that own nothing. */
+#define GBI_TRY(call)                                                          \
+  do {                                                                         \
+    gb_status gbi_try_status = (call);                                         \
+    if (gbi_try_status != GB_OK) return gbi_try_status;                        \
+  } while (0)
+
+#define GBI_LIKELY(x) __builtin_expect(!!(x), 1)
+#define GBI_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define GBI_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define GBI_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define GBI_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Fills `error` (may be NULL) and returns `status`. The first function that
+ * knows what went wrong writes the text; callers above pass it on. Texts: lower
+ * case, no full stop, no function name, what where why; a hint is a second
+ * sentence after ". ". */
+gb_status gbi_fail(gb_error *error, gb_status status, const char *format, ...)
+    GB_PRINTF(3, 4);
+/* The same, with the failing rank. */
+gb_status gbi_fail_rank(gb_error *error, gb_status status, int rank,
+                        const char *format, ...) GB_PRINTF(4, 5);
+void gbi_error_clear(gb_error *error);
+
+/* Monotonic nanoseconds. A deadline is an absolute time on this clock and is
+ * passed down whole. GBI_NEVER never passes. */
+#define GBI_NEVER UINT64_MAX
+#define GBI_NS_PER_MS UINT64_C(1000000)
+#define GBI_NS_PER_S UINT64_C(1000000000)
+uint64_t gbi_now_ns(void);
+uint64_t gbi_deadline_after_ms(uint64_t timeout_ms); /* saturates */
+bool gbi_deadline_passed(uint64_t deadline_ns);
+/* Milliseconds left, rounded up, at most `most_ms`; 0 when passed. */
+int gbi_deadline_left_ms(uint64_t deadline_ns, int most_ms);
+
+/* snprintf into what is left of a buffer; never past its end. */
+typedef struct gbi_text {
+  char *at;
+  size_t bytes;
+  size_t used;
+} gbi_text;
+void gbi_text_init(gbi_text *text, char *buffer, size_t bytes);
+void gbi_text_add(gbi_text *text, const char *format, ...) GB_PRINTF(2, 3);
+/* "0-3, 7": a list of ascending numbers in words a person reads. */
+void gbi_text_add_ranks(gbi_text *text, const int *ranks, int count);
+
+/* The identity of one collective call: what all ranks must agree on. It rides
+ * in every shared-memory slot and bridge frame, so that a mismatch is an error
+ * that shows both sides. Fixed layout, little-endian on the wire. */
+typedef enum gbi_op {
+  GBI_OP_ALL_REDUCE = 1,
+  GBI_OP_BROADCAST,
+  GBI_OP_ALL_GATHER,
+  GBI_OP_REDUCE_SCATTER,
+  GBI_OP_BARRIER,
+  GBI_OP_COUNT
+} gbi_op;
+
+typedef struct gbi_call {
+  uint64_t seq;   /* the group's sequence number */
+  uint64_t count; /* elements of the call's larger buffer */
+  int32_t root;   /* group rank, -1 when the op has none */
+  uint8_t op;     /* gbi_op */
+  uint8_t dtype;  /* gb_dtype; 255 for barrier */
+  uint8_t redop;  /* gb_redop; 255 when the op has none */
+  uint8_t spare;  /* 0 */
+} gbi_call;
+
+bool gbi_call_equal(const gbi_call *a, const gbi_call *b);
+/* "all_reduce number 12 of 5 float32, sum": the same words everywhere. */
+void gbi_call_text(const gbi_call *call, char *buffer, size_t bytes);
+const char *gbi_op_name(int op); /* "all_reduce", ... as spec 1.11 names them */
+/* GB_ERR_MISMATCH with both sides: "ranks disagree: rank 1 called X, rank 3
+ * called Y". */
+gb_status gbi_fail_mismatch(gb_error *error, int rank_a, const gbi_call *a,
+                            int rank_b, const gbi_call *b);
+
+#endif

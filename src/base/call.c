@@ -1,0 +1,77 @@
+#include "base/base.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static const struct {
+  const char *name;
+  size_t bytes;
+} dtypes[] = {
+#define ROW(name, number, bytes, text) [number] = {text, bytes},
+    GB_DTYPE_TABLE(ROW)
+#undef ROW
+};
+
+size_t gb_dtype_bytes(gb_dtype dtype) {
+  size_t index = (size_t)(unsigned)dtype;
+  return index < GBI_COUNT(dtypes) ? dtypes[index].bytes : 0;
+}
+
+const char *gb_dtype_name(gb_dtype dtype) {
+  size_t index = (size_t)(unsigned)dtype;
+  return index < GBI_COUNT(dtypes) ? dtypes[index].name : "unknown";
+}
+
+const char *gb_redop_name(gb_redop op) {
+  static const char *const names[] = {"sum", "avg", "max", "min"};
+  size_t index = (size_t)(unsigned)op;
+  return index < GBI_COUNT(names) ? names[index] : "unknown";
+}
+
+const char *gbi_op_name(int op) {
+  static const char *const names[] = {
+      "unknown",
+      "all_reduce",
+      "broadcast",
+      "all_gather_into_tensor",
+      "reduce_scatter_tensor",
+      "barrier",
+  };
+  return op > 0 && op < GBI_OP_COUNT ? names[op] : names[0];
+}
+
+bool gbi_call_equal(const gbi_call *a, const gbi_call *b) {
+  return a->seq == b->seq && a->count == b->count && a->root == b->root &&
+         a->op == b->op && a->dtype == b->dtype && a->redop == b->redop;
+}
+
+void gbi_call_text(const gbi_call *call, char *buffer, size_t bytes) {
+  gbi_text text;
+  gbi_text_init(&text, buffer, bytes);
+  gbi_text_add(&text, "%s number %" PRIu64, gbi_op_name(call->op), call->seq);
+  if (call->op == GBI_OP_BARRIER) return;
+  gbi_text_add(&text, " of %" PRIu64 " %s", call->count,
+               gb_dtype_name((gb_dtype)call->dtype));
+  if (call->redop != 255)
+    gbi_text_add(&text, ", %s", gb_redop_name((gb_redop)call->redop));
+  if (call->root >= 0) gbi_text_add(&text, " from rank %d", (int)call->root);
+}
+
+gb_status gbi_fail_mismatch(gb_error *error, int rank_a, const gbi_call *a,
+                            int rank_b, const gbi_call *b) {
+  char text_a[160], text_b[160];
+  /* The lower rank first, so that both sides write the same sentence. */
+  if (rank_b < rank_a) {
+    int rank = rank_a;
+    const gbi_call *call = a;
+    rank_a = rank_b, a = b;
+    rank_b = rank, b = call;
+  }
+  gbi_call_text(a, text_a, sizeof text_a);
+  gbi_call_text(b, text_b, sizeof text_b);
+  return gbi_fail_rank(
+      error, GB_ERR_MISMATCH, rank_b,
+      "ranks disagree: rank %d called %s, rank %d called %s. Every rank must "
+      "make the same calls in the same order with the same sizes and types",
+      rank_a, text_a, rank_b, text_b);
+}
