@@ -1,0 +1,21 @@
+/* ccl: collectives inside an island, on what the vendor gives.
+ *
+ * May call base, os, device, transport, comm, bridge. Must not know that a
+ * bridge between islands exists. `host` is the always-present implementation on
+ * host memory: shared memory among the ranks of one host; across hosts the
+ * first rank of each host joins a bridge/ communicator over TCP. `nccl` and
+ * `rccl` come beside it. */
+#ifndef GBI_CCL_CCL_H
+#define GBI_CCL_CCL_H
+
+#include "comm/comm.h"
+
+/* Opens the island communicator on host memory. params->members is the island,
+ * ascending by rank; `local` tells who shares this host. members[i].hostname
+ * together with local groups the other hosts: members with equal host_index
+ * share a host. */
+gb_status gbi_ccl_host_open(const gbi_transport_params *params,
+                            const int *host_index, gbi_comm **comm_p,
+                            gb_error *error);
+
+#endif

@@ -1,0 +1,84 @@
+/* comm: the contract of a communicator, something that runs collective steps
+ * among a fixed list of members without blocking.
+ *
+ * Islands (ccl) and the bridge implement it; the engine in core drives it and
+ * cannot tell them apart. A step is one collective over one contiguous range.
+ *
+ *  - All members start the same steps in the same order. `start` never blocks
+ *    and never allocates: the step's state lives in memory that the caller
+ *    lends until the step is done (ops->state_bytes, 64-byte aligned).
+ *  - Several steps may be in flight; `progress` is called on each, oldest
+ *    first, by one thread at a time.
+ *  - progress returns GB_OK once: the step is done here and its buffers are the
+ *    caller's again. GB_ERR_BUSY: not yet. Anything else: the communicator is
+ *    broken, the caller aborts the group.
+ *  - Reductions add in member order, whatever the size, the number of pieces
+ *    and the transport, and every member gets the same bits. f16 and bf16 add
+ *    in f32 and round once per addition... see device/host/reduce.h. */
+#ifndef GBI_COMM_COMM_H
+#define GBI_COMM_COMM_H
+
+#include "base/base.h"
+#include "transport/transport.h"
+
+typedef enum gbi_comm_kind {
+  /* Everybody contributes src; root's dst gets the reduction. dst of others is
+   * not touched. dst may be src. */
+  GBI_COMM_REDUCE = 1,
+  /* Root's src goes to everybody's dst (root: dst is src or NULL). */
+  GBI_COMM_BROADCAST,
+  /* REDUCE whose result goes to everybody's dst. */
+  GBI_COMM_ALL_REDUCE,
+  /* Root's src goes to member `peer`'s dst; no other member takes part. The
+   * others may start it too; it is done at once there. */
+  GBI_COMM_TRANSFER
+} gbi_comm_kind;
+
+typedef struct gbi_comm_step {
+  gbi_comm_kind kind;
+  gbi_call call;     /* the collective this step belongs to */
+  uint32_t step;     /* number within the call, equal on all members */
+  int root;          /* member index; 0 for ALL_REDUCE */
+  int peer;          /* TRANSFER */
+  const void *src;
+  void *dst;
+  size_t count;      /* elements, may be 0 */
+  gb_dtype dtype;
+  gb_redop redop;    /* SUM, MAX, MIN: AVG never comes here */
+} gbi_comm_step;
+
+typedef struct gbi_comm gbi_comm;
+
+typedef struct gbi_comm_ops {
+  const char *name; /* "host", "bridge" */
+  size_t state_bytes;
+
+  /* Set-up in two steps, like a transport's. address: at most 4 KiB. */
+  void (*address)(gbi_comm *comm, gbi_writer *out);
+  gb_status (*connect)(gbi_comm *comm, const gbi_reader *addresses,
+                       uint64_t deadline_ns, gb_error *error);
+
+  void (*start)(gbi_comm *comm, const gbi_comm_step *step, void *state);
+  gb_status (*progress)(gbi_comm *comm, void *state, gb_error *error);
+  /* Descriptors that wake a waiter, besides the bell. Returns how many. */
+  int (*wait_fds)(gbi_comm *comm, int *fds, int max);
+  /* Members (indices) this step still waits for, for error texts. */
+  int (*waiting_for)(gbi_comm *comm, const void *state, int *members, int max);
+
+  /* stop: any thread, returns at once; pending steps then end with CANCELED
+   * at their next progress. close: after stop, frees. */
+  void (*stop)(gbi_comm *comm);
+  void (*close)(gbi_comm *comm);
+  void (*describe)(const gbi_comm *comm, gbi_fact_fn fn, void *arg);
+} gbi_comm_ops;
+
+struct gbi_comm {
+  const gbi_comm_ops *ops;
+  int members_count;
+  int me;
+  /* Grows whenever something moved: the engine spins while it grows. Written
+   * by the driving thread only. */
+  uint64_t moved;
+};
+
+#endif

@@ -1,0 +1,58 @@
+/* The host area: one memfd shared by the processes of a job on one host.
+ *
+ * It holds a bell per process and windows that communicators allocate. The memfd
+ * and every process's eventfd travel once, over Unix sockets in the abstract
+ * namespace, after a handshake that proves the job key. Nothing is ever put in
+ * /dev/shm and nothing outlives the processes.
+ *
+ * "Local index" is a process's place in the ascending list of the host's ranks;
+ * index 0 creates the memfd. Two-step set-up: open, exchange addresses among
+ * the host's ranks by other means, connect. One thread sets up; afterwards any
+ * thread may alloc, map, unmap and ring. */
+#ifndef GBI_OS_HOSTAREA_H
+#define GBI_OS_HOSTAREA_H
+
+#include "base/base.h"
+#include "base/wire.h"
+#include "os/bell.h"
+#include "os/handshake.h"
+
+#define GBI_LOCAL_MAX 1024 /* processes of one job on one host */
+
+typedef struct gbi_hostarea gbi_hostarea;
+
+/* A key that is equal exactly for processes that can share a host area: boot
+ * id, network namespace, and the host name (which GPUBRIDGE_SIM_HOSTNAME may
+ * fake). Text of at most `bytes`. */
+void gbi_host_key(const char *hostname, char *buffer, size_t bytes);
+
+/* ranks: global ranks of the host's processes, ascending; me: local index.
+ * Copies ranks and auth. */
+gb_status gbi_hostarea_open(const gbi_auth *auth, const int *ranks, int count,
+                            int me, gbi_hostarea **area_p, gb_error *error);
+/* This process's address, at most 256 bytes. */
+void gbi_hostarea_address(const gbi_hostarea *area, gbi_writer *out);
+/* addresses[i]: what local index i wrote. Blocks until everybody has what it
+ * needs. Closes the Unix socket. */
+gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
+                               uint64_t deadline_ns, gb_error *error);
+/* A zeroed window, page aligned, memory really reserved (an error here, never
+ * SIGBUS later). Any local process may map it by its offset. */
+gb_status gbi_hostarea_alloc(gbi_hostarea *area, size_t bytes,
+                             uint64_t *offset_p, gb_error *error);
+/* Maps with every page touched already. */
+gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
+                           void **data_p, gb_error *error);
+void gbi_hostarea_unmap(gbi_hostarea *area, void *data, size_t bytes);
+/* Gives the window's memory back to the host; by the process that allocated. */
+void gbi_hostarea_free(gbi_hostarea *area, uint64_t offset, size_t bytes);
+/* Wakes local process `index`. */
+void gbi_hostarea_ring(gbi_hostarea *area, int index);
+gbi_waiter *gbi_hostarea_waiter(gbi_hostarea *area);
+int gbi_hostarea_count(const gbi_hostarea *area);
+int gbi_hostarea_me(const gbi_hostarea *area);
+int gbi_hostarea_index_of(const gbi_hostarea *area, int rank); /* or -1 */
+/* NULL is fine, and so is an area that never connected. */
+void gbi_hostarea_close(gbi_hostarea *area);
+
+#endif
