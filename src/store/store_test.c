@@ -514,6 +514,31 @@ GB_TEST(store, waits_for_a_late_server_over_ipv6) {
   ((gbi_store *)server)->ops->close(server);
 }
 
+static void *set_late(void *arg) {
+  struct timespec nap = {0, 200000000};
+  nanosleep(&nap, NULL);
+  gbi_store *store = arg;
+  GB_CHECK_OK(store->ops->set(store, "late", "now", 3, NULL));
+  return NULL;
+}
+
+/* A get that waits gives the value, not the answer of its own question. */
+GB_TEST(store, get_waits_for_the_key) {
+  gbi_store_params zero = params_for(NULL, 0), one = params_for(NULL, 1);
+  gbi_store *a = opened(&zero), *b = opened(&one);
+  pthread_t thread;
+  char value[8] = "";
+  size_t bytes;
+  pthread_create(&thread, NULL, set_late, b);
+  GB_CHECK_OK(a->ops->get(a, "late", value, sizeof value, &bytes,
+                          gbi_deadline_after_ms(5000), NULL));
+  pthread_join(thread, NULL);
+  GB_CHECK_INT(bytes, 3);
+  GB_CHECK_TEXT(value, "now");
+  a->ops->close(a);
+  b->ops->close(b);
+}
+
 static int stop_at_once(void *arg) {
   return 1;
 }

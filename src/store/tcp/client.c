@@ -240,17 +240,26 @@ static gb_status tcp_set(gbi_store *store, const char *key, const void *value,
 }
 
 typedef struct get_answer {
+  const char *key;
   void *value;
   size_t bytes, *bytes_p;
 } get_answer;
 
-/* WAIT's u8, which may take its time, then GET's payload. */
+/* WAIT's u8, which may take its time; only then GET, because the server goes
+ * on serving while a WAIT is open. */
 static gb_status answer_get(tcp_store *s, void *arg, uint64_t deadline_ns,
                             gb_error *error) {
   get_answer *a = arg;
-  uint8_t stop;
+  uint8_t stop, raw[64 + 512];
   uint64_t bytes;
+  gbi_writer w;
+  gbi_writer_init(&w, raw, sizeof raw);
+  gbi_put_u8(&w, GBI_TCP_GET);
+  put_key(&w, a->key);
+  if (w.bad)
+    return gbi_fail(error, GB_ERR_ARGUMENT, "a store key is too long");
   GBI_TRY(receive(s, &stop, 1, deadline_ns, error));
+  GBI_TRY(send_all(s, raw, w.used, deadline_ns, error));
   GBI_TRY(receive_number(s, &bytes, deadline_ns, error));
   if (stop != 0 || bytes > a->bytes)
     return gbi_fail(error, GB_ERR_PROTOCOL,
@@ -266,13 +275,11 @@ static gb_status tcp_get(gbi_store *store, const char *key, void *value,
                          size_t bytes, size_t *bytes_p, uint64_t deadline_ns,
                          gb_error *error) {
   tcp_store *s = (tcp_store *)store;
-  get_answer arg = {value, bytes, bytes_p};
+  get_answer arg = {key, value, bytes, bytes_p};
   gbi_writer w;
   gbi_writer_init_growing(&w);
   gbi_put_u8(&w, GBI_TCP_WAIT);
   gbi_put_u64(&w, 1);
-  put_key(&w, key);
-  gbi_put_u8(&w, GBI_TCP_GET);
   put_key(&w, key);
   gb_status status = ask(s, &w, answer_get, &arg, deadline_ns, error);
   gbi_writer_fini(&w);
