@@ -3,6 +3,7 @@
  * choose the same way to reduce. */
 #include "bridge/step.h"
 
+#include <endian.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -46,9 +47,9 @@ static gb_status await(gbi_bridge *b, const gbi_xfer *xfer,
   return gbi_fail(error, xfer->status, "connecting a bridge was stopped");
 }
 
+/* What goes over the wire, little-endian. */
 typedef struct ping {
-  uint64_t last, rtt_us; /* little-endian on every machine we know: both ends
-                            are checked to be of one byte order */
+  uint64_t last, rtt_us;
 } ping;
 
 /* Tags of flow 3, which no step uses. */
@@ -59,43 +60,52 @@ static void set_up(gbi_xfer *xfer, uint64_t number, ping *data) {
                      .granule = 1};
 }
 
-static gb_status ping_once(gbi_bridge *b, int number, ping *p, uint64_t until,
-                           gb_error *error) {
+/* Member 0 sends `out` and gets its echo in `in`; member 1 the other way. */
+static gb_status ping_once(gbi_bridge *b, uint64_t number, ping *out, ping *in,
+                           uint64_t deadline_ns, gb_error *error) {
   const gbi_transport_ops *ops = b->transport->ops;
-  int me = b->base.me;
+  bool leads = b->base.me == 0;
   gbi_xfer to, from;
-  ping back = {0, 0};
-  set_up(&to, (uint64_t)number, me ? &back : p);
-  set_up(&from, (uint64_t)number, me ? p : &back);
-  uint64_t start = gbi_now_ns();
-  if (me == 0) ops->post_send(b->transport, 1, &to);
-  ops->post_recv(b->transport, !me, &from);
-  gb_status status = await(b, &from, until, error);
-  if (status == GB_OK && me == 1) ops->post_send(b->transport, 0, &to);
-  if (status == GB_OK) status = await(b, &to, until, error);
+  set_up(&to, number, out);
+  set_up(&from, number, in);
+  if (leads) ops->post_send(b->transport, 1, &to);
+  ops->post_recv(b->transport, leads ? 1 : 0, &from);
+  gb_status status = await(b, &from, deadline_ns, error);
+  if (!leads && status == GB_OK) {
+    *out = *in;
+    ops->post_send(b->transport, 0, &to);
+  }
+  if (status == GB_OK) status = await(b, &to, deadline_ns, error);
   if (status != GB_OK) {
     /* The xfers live on this stack. */
     ops->stop(b->transport);
     ops->progress(b->transport);
-    return status;
   }
-  if (me == 0)
-    p->rtt_us = GBI_MIN(p->rtt_us, (gbi_now_ns() - start) / 1000);
+  return status;
+}
+
+static gb_status lead(gbi_bridge *b, uint64_t deadline_ns, gb_error *error) {
+  uint64_t best = UINT64_MAX;
+  for (uint64_t i = 0;; i++) {
+    bool last = i && (best <= GBI_BRIDGE_LONG_RTT_US || best > SURE_US ||
+                      i == PINGS_MAX);
+    ping out = {htole64(last), htole64(best)}, in;
+    uint64_t start = gbi_now_ns();
+    GBI_TRY(ping_once(b, i, &out, &in, deadline_ns, error));
+    if (last) break;
+    best = GBI_MIN(best, (gbi_now_ns() - start) / 1000);
+  }
+  b->rtt_us = best;
   return GB_OK;
 }
 
 gb_status gbi_bridge_measure(gbi_bridge *b, uint64_t deadline_ns,
                              gb_error *error) {
-  ping p = {0, UINT64_MAX};
-  for (int i = 0; !p.last; i++) {
-    if (b->base.me == 0)
-      p.last = i && (p.rtt_us <= GBI_BRIDGE_LONG_RTT_US ||
-                     p.rtt_us > SURE_US || i == PINGS_MAX);
-    uint64_t told = p.rtt_us;
-    GBI_TRY(ping_once(b, i, &p, deadline_ns, error));
-    /* Both use what the last ping said. */
-    if (b->base.me == 0 && p.last) p.rtt_us = told;
+  if (b->base.me == 0) return lead(b, deadline_ns, error);
+  for (uint64_t i = 0;; i++) {
+    ping out, in;
+    GBI_TRY(ping_once(b, i, &out, &in, deadline_ns, error));
+    b->rtt_us = le64toh(in.rtt_us);
+    if (in.last) return GB_OK;
   }
-  b->rtt_us = p.rtt_us;
-  return GB_OK;
 }

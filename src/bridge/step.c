@@ -182,6 +182,11 @@ static void set_sink(gbi_bridge_xfer *x, int from, int me) {
 
 /* ---- Posting ---- */
 
+/* Buffers of empty messages may be NULL. */
+static void *at(const void *base, range r) {
+  return r.bytes ? (uint8_t *)base + r.begin : NULL;
+}
+
 /* seq 24 bits, step 20, flow 2, piece 18: no two messages that are under way
  * at a time have the same. */
 static uint64_t tag_of(const gbi_comm_step *step, uint64_t flow,
@@ -203,7 +208,7 @@ static void post_give(gbi_bridge *b, gbi_bridge_step *s, int to,
   gbi_xfer *xfer = &xfer_at(s->slot, to, GBI_GIVE, piece)->xfer;
   range r = piece_of(s->slot, contribution(b, s, b->base.me, to), piece);
   init_xfer(xfer, &s->step, 0, piece, r.bytes);
-  xfer->data = (uint8_t *)s->step.src + r.begin;
+  xfer->data = at(s->step.src, r);
   b->transport->ops->post_send(b->transport, to, xfer);
 }
 
@@ -224,8 +229,8 @@ static void aim_take(gbi_bridge *b, gbi_bridge_step *s, int from,
   x->add = slot->add;
   x->combine = slot->combine;
   x->element = slot->element;
-  x->own = (const uint8_t *)s->step.src + r.begin;
-  x->out = (uint8_t *)s->step.dst + r.begin;
+  x->own = at(s->step.src, r);
+  x->out = at(s->step.dst, r);
   x->sum = b->scratch +
            piece % GBI_BRIDGE_WINDOW * GBI_BRIDGE_PIECE_BYTES;
   if (slot->mode == GBI_BRIDGE_SMALL) x->sum = x->out = slot->small;
@@ -242,7 +247,7 @@ static void post_take(gbi_bridge *b, gbi_bridge_step *s, int from,
   range r = piece_of(slot, contribution(b, s, from, b->base.me), piece);
   init_xfer(&x->xfer, &s->step, 0, piece, r.bytes);
   if (slot->mode == GBI_BRIDGE_COPY)
-    x->xfer.data = (uint8_t *)s->step.dst + r.begin;
+    x->xfer.data = at(s->step.dst, r);
   else if (r.bytes)
     aim_take(b, s, from, piece, r, x);
   b->transport->ops->post_recv(b->transport, from, &x->xfer);
@@ -254,7 +259,7 @@ static void post_result(gbi_bridge *b, gbi_bridge_step *s, int member,
   int owner = flow == GBI_RESULT_OUT ? b->base.me : member;
   range r = piece_of(s->slot, segment(b, s->slot, owner), piece);
   init_xfer(xfer, &s->step, 1, piece, r.bytes);
-  xfer->data = (uint8_t *)s->step.dst + r.begin;
+  xfer->data = at(s->step.dst, r);
   if (flow == GBI_RESULT_OUT)
     b->transport->ops->post_send(b->transport, member, xfer);
   else
