@@ -291,13 +291,11 @@ static void piece_received(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c) {
   gbi_xfer *xfer = c->in;
   c->has_frame = false;
   c->in = NULL;
-  bool good = true;
-  if (xfer->posted < xfer->bytes) {
-    good = note_piece(link, xfer, c->frame.offset);
-  } else {
+  bool good = note_piece(link, xfer, c->frame.offset);
+  if (xfer->posted >= xfer->bytes) {
+    good = good && xfer->posted == xfer->bytes;
     for (int i = 0; i < link->streams; i++)
       if (link->conns[i].in == xfer) good = false;
-    good = good && xfer->posted == xfer->bytes;
   }
   if (!good) {
     break_link(t, link, GB_ERR_PROTOCOL,
