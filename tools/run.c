@@ -65,10 +65,10 @@ static int parse_one(const char *at, size_t bytes, tool_rank *rank) {
   if (host) {
     *host++ = 0;
     if (strlen(host) >= sizeof rank->hostname) return -1;
-    strcpy(rank->hostname, host);
+    snprintf(rank->hostname, sizeof rank->hostname, "%s", host);
   }
   if (!text[0] || strlen(text) >= sizeof rank->label) return -1;
-  strcpy(rank->label, text);
+  snprintf(rank->label, sizeof rank->label, "%s", text);
   return (int)count;
 }
 
@@ -348,8 +348,8 @@ int tool_run(int argc, char **argv) {
   while ((c = getopt_long(argc, argv, "+h", options, NULL)) != -1) {
     switch (c) {
       case 'i': islands = optarg; break;
-      case 'p': port = atoi(optarg); break;
-      case 'g': grace_s = atoi(optarg); break;
+      case 'p': port = (int)strtol(optarg, NULL, 10); break;
+      case 'g': grace_s = (int)strtol(optarg, NULL, 10); break;
       case 'n': prefix = false; break;
       case 'h': usage(stdout); return 0;
       default: usage(stderr); return EXIT_USAGE;
