@@ -40,6 +40,9 @@ typedef struct gbi_control_params {
    * Must not block on communication. */
   bool (*report)(void *arg, uint32_t group, gbi_call_state *state);
   void *arg;
+  /* Of this rank, for every rank's error texts; NULL: unknown. */
+  const char *hostname;
+  const char *vendor;
 } gbi_control_params;
 
 /* Publishes (rank 0) or reads the job's address and key, connects, proves. A

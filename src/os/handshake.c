@@ -134,13 +134,14 @@ static gb_status read_hello(gbi_handshake *h, gb_error *error) {
   hello.to = gbi_get_i32(&r);
   hello.settings = gbi_get_u64(&r);
   h->hello = hello;
-  if (version != GB_OK) return version;
   const uint8_t *job = gbi_get_raw(&r, GBI_JOB_ID_BYTES);
   memcpy(h->peer_nonce, gbi_get_raw(&r, 32), 32);
   uint8_t mac[MAC_BYTES];
   message_mac(h, "hello", h->buffer, HELLO_BYTES - MAC_BYTES, h->nonce, mac);
-  if (memcmp(job, h->auth->job_id, GBI_JOB_ID_BYTES) ||
-      !gbi_hmac_equal(mac, h->buffer + HELLO_BYTES - MAC_BYTES))
+  h->proven = !memcmp(job, h->auth->job_id, GBI_JOB_ID_BYTES) &&
+              gbi_hmac_equal(mac, h->buffer + HELLO_BYTES - MAC_BYTES);
+  if (version != GB_OK) return version;
+  if (!h->proven)
     return gbi_fail(error, GB_ERR_AUTH,
                     "the other side does not know this job's key");
   build_answer(h);

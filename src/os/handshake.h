@@ -9,7 +9,8 @@
  *
  * mac is HMAC-SHA256 over the sender's message (without mac), its peer's nonce
  * and a word for the direction. Versions are read before any proof, so that two
- * builds can tell each other theirs. A stranger gets nothing but GREET.
+ * builds can tell each other theirs; GREET and HELLO therefore keep their layout
+ * in all versions, and a HELLO of another version is proven like any other. A stranger gets nothing but GREET.
  *
  * A gbi_handshake is a state machine over one non-blocking socket: call step
  * when the socket is ready until it no longer returns BUSY. It reads no byte
@@ -48,6 +49,7 @@ typedef struct gbi_handshake {
   const gbi_auth *auth; /* borrowed until the handshake ends */
   gbi_hello hello;      /* connector: ours; acceptor: the peer's, once done */
   bool connector;
+  bool proven; /* acceptor: the HELLO's proof is good, whatever its version */
   uint8_t state;
   uint16_t peer_version; /* 0 until known */
   uint8_t nonce[32], peer_nonce[32];

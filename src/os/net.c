@@ -58,6 +58,12 @@ void gbi_address_set_port(gbi_address *address, int port) {
     ((struct sockaddr_in *)&address->sa)->sin_port = htons((uint16_t)port);
 }
 
+int gbi_address_port(const gbi_address *address) {
+  if (address->sa.ss_family == AF_INET6)
+    return ntohs(((const struct sockaddr_in6 *)&address->sa)->sin6_port);
+  return ntohs(((const struct sockaddr_in *)&address->sa)->sin_port);
+}
+
 /* family u8 (4 or 6), port u16, scope u32, 16 address bytes */
 void gbi_put_address(gbi_writer *writer, const gbi_address *address) {
   uint8_t raw[16] = {0};
@@ -243,6 +249,30 @@ gb_status gbi_interface_addresses(const char *variable, const char *name,
                       variable, name);
   freeifaddrs(all);
   return status;
+}
+
+static void add_family(const struct ifaddrs *all, int family,
+                       gbi_address *list, int *count) {
+  for (const struct ifaddrs *at = all; at; at = at->ifa_next) {
+    if (!at->ifa_addr || at->ifa_addr->sa_family != family) continue;
+    if (!(at->ifa_flags & IFF_UP) || (at->ifa_flags & IFF_LOOPBACK)) continue;
+    const struct sockaddr_in6 *in6 = (const void *)at->ifa_addr;
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr)) continue;
+    add_address(list, count, at->ifa_addr);
+  }
+}
+
+gb_status gbi_local_addresses(gbi_address *list, int *count_p,
+                              gb_error *error) {
+  struct ifaddrs *all = NULL;
+  if (getifaddrs(&all))
+    return gbi_fail(error, GB_ERR_SYSTEM, "could not list interfaces: %s",
+                    strerror(errno));
+  *count_p = 0;
+  add_family(all, AF_INET, list, count_p);
+  add_family(all, AF_INET6, list, count_p);
+  freeifaddrs(all);
+  return GB_OK;
 }
 
 gb_status gbi_route_source(const gbi_address *peer, gbi_address *local,

@@ -29,6 +29,7 @@ bool gbi_address_is_loopback(const gbi_address *address);
 void gbi_put_address(gbi_writer *writer, const gbi_address *address);
 void gbi_get_address(gbi_reader *reader, gbi_address *address);
 void gbi_address_set_port(gbi_address *address, int port);
+int gbi_address_port(const gbi_address *address);
 
 /* All addresses of a name, both families, in the resolver's order. Retries a
  * name that is not known yet until the deadline. CONNECT names the host. */
@@ -43,6 +44,10 @@ gb_status gbi_split_host_port(const char *text, char *host, size_t host_bytes,
 gb_status gbi_interface_addresses(const char *variable, const char *name,
                                   gbi_address *list, int *count_p,
                                   gb_error *error);
+/* Every address of this machine that others may reach: interfaces that are up,
+ * IPv4 first, neither loopback nor IPv6 link-local. May be none. */
+gb_status gbi_local_addresses(gbi_address *list, int *count_p,
+                              gb_error *error);
 /* The local address from which `peer` is reached (no packet is sent). */
 gb_status gbi_route_source(const gbi_address *peer, gbi_address *local,
                            gb_error *error);

@@ -22,9 +22,8 @@ typedef struct gbi_store_ops {
                    size_t bytes, gb_error *error);
   /* Waits until the key exists or the deadline: TIMEOUT. The value is copied
    * to `value`; longer than `bytes` is PROTOCOL. */
-  gb_status (*get)(gbi_store *store, const char *key, void *value,
-                   size_t bytes, size_t *bytes_p, uint64_t deadline_ns,
-                   gb_error *error);
+  gb_status (*get)(gbi_store *store, const char *key, void *value, size_t bytes,
+                   size_t *bytes_p, uint64_t deadline_ns, gb_error *error);
   /* Adds and gives the new value back. UNSUPPORTED by the caller's store. */
   gb_status (*add)(gbi_store *store, const char *key, int64_t delta,
                    int64_t *value_p, gb_error *error);
@@ -38,8 +37,8 @@ struct gbi_store {
 };
 
 typedef struct gbi_store_params {
-  const char *init_method;   /* NULL: env:// */
-  const gb_store *caller;    /* wins over init_method; borrowed for its life */
+  const char *init_method; /* NULL: env:// */
+  const gb_store *caller;  /* wins over init_method; borrowed for its life */
   int rank;
   int world_size;
   uint64_t deadline_ns;

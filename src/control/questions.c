@@ -1,0 +1,380 @@
+/* Rank 0: exchanges among the members of a group, and who is late. */
+#include "control/server_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { QUESTIONS_PER_RANK = 8 };
+#define ANSWER_NS (1 * GBI_NS_PER_S)
+
+/* ---- exchanges ---- */
+
+static void free_exchange(gbi_exchange *x) {
+  for (int i = 0; x->slots && i < x->count; i++) free(x->slots[i].blob);
+  free(x->slots);
+  free(x->members);
+  free(x);
+}
+
+static void unlink_exchange(gbi_server *s, gbi_exchange *x) {
+  gbi_exchange **at = &s->exchanges;
+  while (*at != x) at = &(*at)->next;
+  *at = x->next;
+  free_exchange(x);
+}
+
+static gbi_exchange *find_exchange(gbi_server *s, uint32_t group,
+                                   uint32_t round) {
+  gbi_exchange *x = s->exchanges;
+  while (x && (x->group != group || x->round != round)) x = x->next;
+  return x;
+}
+
+static void answer_head(gbi_writer *w, const gbi_exchange *x) {
+  gbi_writer_init_growing(w);
+  gbi_put_u32(w, x->group);
+  gbi_put_u32(w, x->round);
+  gbi_put_u8(w, !x->failed);
+}
+
+/* Everybody who is in gets the error; the others when they come. */
+static void fail_exchange(gbi_server *s, gbi_exchange *x,
+                          const gb_error *error) {
+  gbi_writer w;
+  x->failed = true;
+  x->error = *error;
+  answer_head(&w, x);
+  gbi_put_error(&w, error);
+  gbi_frame *frame = gbi_frame_make(GBI_MSG_EXCHANGED, &w);
+  for (int i = 0; i < x->count; i++)
+    if (x->slots[i].in) gbi_server_send(s, x->members[i], frame);
+  gbi_frame_drop(frame);
+  gbi_writer_fini(&w);
+}
+
+static void finish_exchange(gbi_server *s, gbi_exchange *x) {
+  gbi_writer w;
+  answer_head(&w, x);
+  gbi_put_u32(&w, (uint32_t)x->count);
+  for (int i = 0; i < x->count; i++)
+    gbi_put_blob(&w, x->slots[i].blob, x->slots[i].bytes);
+  gbi_frame *frame = gbi_frame_make(GBI_MSG_EXCHANGED, &w);
+  for (int i = 0; i < x->count; i++) gbi_server_send(s, x->members[i], frame);
+  gbi_frame_drop(frame);
+  gbi_writer_fini(&w);
+}
+
+static void left_error(gbi_server *s, int rank, gb_error *error) {
+  char who[GBI_WHO_TEXT];
+  gbi_fail_rank(error, GB_ERR_PEER, rank,
+                "%s left the job before the set-up of a group",
+                gbi_who_text(rank, &s->members[rank].who, who));
+}
+
+/* What a member sent. */
+typedef struct entry {
+  uint32_t group, round, left_ms;
+  int *members;
+  int count, me;
+  bool problem;
+  gb_error error;
+  const uint8_t *blob;
+  size_t bytes;
+} entry;
+
+static bool read_entry(gbi_server *s, int rank, gbi_reader *body, entry *e) {
+  e->group = gbi_get_u32(body);
+  e->round = gbi_get_u32(body);
+  e->left_ms = gbi_get_u32(body);
+  e->members = gbi_get_ranks(body, s->params.world, &e->count);
+  e->me = gbi_get_i32(body);
+  e->problem = gbi_get_u8(body) != 0;
+  if (e->problem) gbi_get_error(body, &e->error);
+  e->blob = gbi_get_blob(body, &e->bytes);
+  if (gbi_reader_done(body) && e->bytes <= GBI_BLOB_MAX && e->me >= 0 &&
+      e->me < e->count && e->members[e->me] == rank)
+    return true;
+  free(e->members);
+  return false;
+}
+
+static gbi_exchange *create_exchange(gbi_server *s, entry *e) {
+  gbi_exchange *x = calloc(1, sizeof *x);
+  if (x) x->slots = calloc((size_t)e->count, sizeof *x->slots);
+  if (!x || !x->slots) {
+    free(x);
+    return NULL;
+  }
+  x->group = e->group;
+  x->round = e->round;
+  x->members = e->members;
+  x->count = e->count;
+  x->opened_ns = gbi_now_ns();
+  x->deadline_ns = GBI_NEVER;
+  e->members = NULL;
+  x->next = s->exchanges;
+  s->exchanges = x;
+  for (int i = 0; i < x->count && !x->failed; i++) {
+    int rank = x->members[i];
+    if (!s->members[rank].left) continue;
+    gb_error error;
+    left_error(s, rank, &error);
+    fail_exchange(s, x, &error);
+  }
+  return x;
+}
+
+/* The member's part: kept, or the reason why it ends for everybody. */
+static bool enter_exchange(gbi_server *s, gbi_exchange *x, int rank,
+                           const entry *e) {
+  struct gbi_slot *slot = &x->slots[e->me];
+  if (slot->in) return false;
+  slot->in = true;
+  x->got++;
+  slot->blob = malloc(e->bytes + 1);
+  if (!slot->blob) return false;
+  memcpy(slot->blob, e->blob, e->bytes);
+  slot->bytes = e->bytes;
+  x->deadline_ns = GBI_MIN(x->deadline_ns, gbi_deadline_of_left(e->left_ms));
+  if (x->failed) { /* it failed before this member came */
+    gbi_writer w;
+    answer_head(&w, x);
+    gbi_put_error(&w, &x->error);
+    gbi_server_send_new(s, rank, GBI_MSG_EXCHANGED, &w);
+    gbi_writer_fini(&w);
+  } else if (e->problem) {
+    fail_exchange(s, x, &e->error);
+  } else if (x->got == x->count) {
+    finish_exchange(s, x);
+  }
+  if (x->got == x->count) unlink_exchange(s, x);
+  return true;
+}
+
+static void disagree(gbi_server *s, gbi_exchange *x, int rank) {
+  gb_error error;
+  gbi_fail_rank(&error, GB_ERR_MISMATCH, rank,
+                "ranks disagree about the members of group %u: rank %d gave "
+                "another list than rank %d",
+                x->group, rank, x->members[0]);
+  gbi_server_fail(s, &error);
+}
+
+bool gbi_server_exchange(gbi_server *s, int rank, gbi_reader *body) {
+  entry e;
+  if (!read_entry(s, rank, body, &e)) return false;
+  gbi_exchange *x = find_exchange(s, e.group, e.round);
+  bool good = true;
+  if (!x) {
+    x = create_exchange(s, &e);
+    good = x != NULL;
+  } else if (x->count != e.count ||
+             memcmp(x->members, e.members,
+                    (size_t)e.count * sizeof *e.members)) {
+    disagree(s, x, rank);
+    free(e.members);
+    return true;
+  }
+  good = good && enter_exchange(s, x, rank, &e);
+  free(e.members);
+  return good;
+}
+
+static void exchange_too_late(gbi_server *s, gbi_exchange *x) {
+  char list[512];
+  gb_error error;
+  gbi_text text;
+  int missing = 0, first = -1;
+  gbi_text_init(&text, list, sizeof list);
+  for (int i = 0; i < x->count; i++) {
+    if (x->slots[i].in) continue;
+    if (first < 0) first = x->members[i];
+    gbi_text_add(&text, "%s%d", missing++ ? ", " : "", x->members[i]);
+  }
+  gbi_fail_rank(&error, GB_ERR_TIMEOUT, first,
+                "%s %s did not come to the set-up of group %u within %.0f s",
+                missing == 1 ? "rank" : "ranks", list, x->group,
+                (double)(gbi_now_ns() - x->opened_ns) / (double)GBI_NS_PER_S);
+  fail_exchange(s, x, &error);
+}
+
+/* ---- who is late ---- */
+
+static void free_question(gbi_question *q) {
+  free(q->members);
+  free(q->answers);
+  free(q);
+}
+
+static void unlink_question(gbi_server *s, gbi_question *q) {
+  gbi_question **at = &s->questions;
+  while (*at != q) at = &(*at)->next;
+  *at = q->next;
+  free_question(q);
+}
+
+static void left_too_early(gbi_server *s, const gbi_question *q, int rank) {
+  char who[GBI_WHO_TEXT], call[160], calls[64] = "";
+  gb_error error;
+  gbi_text text;
+  gbi_call_text(&q->call, call, sizeof call);
+  gbi_text_init(&text, calls, sizeof calls);
+  if (q->group == 0)
+    gbi_text_add(&text, " after %llu calls",
+                 (unsigned long long)s->members[rank].left_completed);
+  gbi_fail_rank(&error, GB_ERR_PEER, rank,
+                "%s left the job%s; rank %d waits for it in %s",
+                gbi_who_text(rank, &s->members[rank].who, who), calls, q->asker,
+                call);
+  gbi_server_fail(s, &error);
+}
+
+/* All answers are in, or time is up: silence means late. */
+static void answer(gbi_server *s, gbi_question *q) {
+  gbi_writer w;
+  int late = 0, left = -1;
+  int *ranks = malloc((size_t)q->count * sizeof *ranks);
+  for (int i = 0; ranks && i < q->count; i++) {
+    if (q->answers[i] == GBI_ANSWER_LEFT)
+      left = q->members[i];
+    else if (q->answers[i] != GBI_ANSWER_THERE)
+      ranks[late++] = q->members[i];
+  }
+  if (left >= 0 && !late) {
+    left_too_early(s, q, left);
+  } else if (ranks) {
+    gbi_writer_init_growing(&w);
+    gbi_put_u32(&w, q->group);
+    gbi_put_u64(&w, q->call.seq);
+    gbi_put_ranks(&w, ranks, late);
+    gbi_server_send_new(s, q->asker, GBI_MSG_LATE, &w);
+    gbi_writer_fini(&w);
+  }
+  free(ranks);
+  unlink_question(s, q);
+}
+
+static void ask_member(gbi_server *s, gbi_question *q, int index) {
+  int rank = q->members[index];
+  const gbi_server_member *m = &s->members[rank];
+  if (rank == q->asker) {
+    q->answers[index] = GBI_ANSWER_THERE;
+  } else if (m->left) {
+    /* Of group 0 we know how many calls it had completed. */
+    bool enough = q->group == 0 && m->left_completed > q->call.seq;
+    q->answers[index] = enough ? GBI_ANSWER_THERE : GBI_ANSWER_LEFT;
+  } else if (!m->conn) {
+    q->answers[index] = GBI_ANSWER_LATE;
+  } else {
+    gbi_writer w;
+    gbi_writer_init_growing(&w);
+    gbi_put_u32(&w, q->id);
+    gbi_put_u32(&w, q->group);
+    q->waiting++;
+    gbi_server_send_new(s, rank, GBI_MSG_QUESTION, &w);
+    gbi_writer_fini(&w);
+  }
+}
+
+/* A question that is open already will be answered; more help nobody. */
+static bool may_ask(gbi_server *s, int rank, uint32_t group) {
+  int open = 0;
+  for (gbi_question *q = s->questions; q; q = q->next) {
+    if (q->asker != rank) continue;
+    open++;
+    if (q->group == group) return false;
+  }
+  return open < QUESTIONS_PER_RANK;
+}
+
+bool gbi_server_stalled(gbi_server *s, int rank, gbi_reader *body) {
+  gbi_question *q = calloc(1, sizeof *q);
+  if (!q) return true;
+  q->asker = rank;
+  q->group = gbi_get_u32(body);
+  gbi_get_call(body, &q->call);
+  q->members = gbi_get_ranks(body, s->params.world, &q->count);
+  if (!gbi_reader_done(body)) {
+    free_question(q);
+    return false;
+  }
+  q->answers = calloc((size_t)q->count, 1);
+  if (!q->answers || !may_ask(s, rank, q->group)) {
+    free_question(q);
+    return true;
+  }
+  q->id = s->next_question++;
+  q->deadline_ns = gbi_now_ns() + ANSWER_NS;
+  q->next = s->questions;
+  s->questions = q;
+  for (int i = 0; i < q->count; i++) {
+    ask_member(s, q, i);
+    if (q->answers[i] != GBI_ANSWER_LEFT || q->group != 0) continue;
+    left_too_early(s, q, q->members[i]);
+    return true;
+  }
+  if (!q->waiting) answer(s, q);
+  return true;
+}
+
+bool gbi_server_state(gbi_server *s, int rank, gbi_reader *body) {
+  gbi_call_state state;
+  uint32_t id = gbi_get_u32(body);
+  bool known = gbi_get_state(body, &state);
+  if (!gbi_reader_done(body)) return false;
+  gbi_question *q = s->questions;
+  while (q && q->id != id) q = q->next;
+  int at = 0;
+  while (q && at < q->count && q->members[at] != rank) at++;
+  if (!q || at == q->count || q->answers[at] != GBI_ANSWER_NONE)
+    return true; /* answered too late */
+  bool there = known && state.started > q->call.seq;
+  q->answers[at] = there ? GBI_ANSWER_THERE : GBI_ANSWER_LATE;
+  q->waiting--;
+  if (there && state.last.seq == q->call.seq &&
+      !gbi_call_equal(&state.last, &q->call)) {
+    gb_error error;
+    gbi_fail_mismatch(&error, q->asker, &q->call, rank, &state.last);
+    gbi_server_fail(s, &error);
+    return true;
+  }
+  if (!q->waiting) answer(s, q);
+  return true;
+}
+
+/* ---- both ---- */
+
+void gbi_server_member_left(gbi_server *s, int rank) {
+  for (gbi_exchange *x = s->exchanges; x; x = x->next) {
+    for (int i = 0; i < x->count && !x->failed; i++) {
+      if (x->members[i] != rank || x->slots[i].in) continue;
+      gb_error error;
+      left_error(s, rank, &error);
+      fail_exchange(s, x, &error);
+    }
+  }
+}
+
+uint64_t gbi_server_questions_tick(gbi_server *s, uint64_t now) {
+  uint64_t next = GBI_NEVER;
+  for (gbi_exchange *x = s->exchanges; x; x = x->next) {
+    if (x->failed) continue;
+    if (now >= x->deadline_ns)
+      exchange_too_late(s, x);
+    else
+      next = GBI_MIN(next, x->deadline_ns);
+  }
+  for (gbi_question *q = s->questions, *after; q && !s->failed; q = after) {
+    after = q->next;
+    if (now >= q->deadline_ns)
+      answer(s, q);
+    else
+      next = GBI_MIN(next, q->deadline_ns);
+  }
+  return next;
+}
+
+void gbi_server_questions_free(gbi_server *s) {
+  while (s->exchanges) unlink_exchange(s, s->exchanges);
+  while (s->questions) unlink_question(s, s->questions);
+}

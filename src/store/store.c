@@ -1,0 +1,120 @@
+#include "store/store.h"
+
+#include "base/config.h"
+#include "store/kinds.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+gb_status gbi_store_check(const gbi_store_wait *wait, gb_error *error) {
+  if (wait->hook && wait->hook(wait->hook_arg))
+    return gbi_fail(error, GB_ERR_INTERRUPTED,
+                    "interrupted while looking for the job's rank 0");
+  return GB_OK;
+}
+
+gb_status gbi_store_pause(const gbi_store_wait *wait, int ms, gb_error *error) {
+  GBI_TRY(gbi_store_check(wait, error));
+  int left = gbi_deadline_left_ms(wait->deadline_ns, GBI_MIN(ms, 100));
+  struct timespec nap = {0, (long)left * 1000000};
+  nanosleep(&nap, NULL);
+  return GB_OK;
+}
+
+static const char launcher_hint[] =
+    ". A launcher such as torchrun sets it; without one, give init_method "
+    "tcp://host:port or file:///path";
+
+static void describe(gbi_store_place *place, const char *what) {
+  bool v6 = strchr(place->host, ':') != NULL;
+  snprintf(place->described, sizeof place->described, "%s%s%s%s:%d", what,
+           v6 ? "[" : "", place->host, v6 ? "]" : "", place->port);
+}
+
+/* "[::1]" is taken for "::1", as people write it in both ways. */
+static void strip_brackets(char *host) {
+  size_t n = strlen(host);
+  if (n < 2 || host[0] != '[' || host[n - 1] != ']') return;
+  memmove(host, host + 1, n - 2);
+  host[n - 2] = 0;
+}
+
+static gb_status place_from_env(gbi_store_place *place, gb_error *error) {
+  char port[32];
+  place->variable = "MASTER_ADDR";
+  if (!gbi_env("MASTER_ADDR", place->host, sizeof place->host))
+    return gbi_fail(error, GB_ERR_SETTING, "MASTER_ADDR is not set%s",
+                    launcher_hint);
+  if (!gbi_env("MASTER_PORT", port, sizeof port))
+    return gbi_fail(error, GB_ERR_SETTING, "MASTER_PORT is not set%s",
+                    launcher_hint);
+  char *end;
+  errno = 0;
+  long number = strtol(port, &end, 10);
+  if (errno || end == port || *end || number < 1 || number > 65535)
+    return gbi_fail(error, GB_ERR_SETTING,
+                    "MASTER_PORT is \"%s\", but must be a port from 1 to 65535"
+                    "%s",
+                    port, launcher_hint);
+  place->port = (int)number;
+  strip_brackets(place->host);
+  describe(place, "MASTER_ADDR:MASTER_PORT ");
+  return GB_OK;
+}
+
+static gb_status place_from_url(const char *url, gbi_store_place *place,
+                                gb_error *error) {
+  char text[512];
+  place->variable = "init_method";
+  snprintf(text, sizeof text, "%s", url + strlen("tcp://"));
+  text[strcspn(text, "/?")] = 0; /* torch allows a path and a query */
+  GBI_TRY(gbi_split_host_port(text, place->host, sizeof place->host,
+                              &place->port, error));
+  describe(place, "tcp://");
+  return GB_OK;
+}
+
+static gb_status open_file(const gbi_store_params *params, const char *url,
+                           gbi_store **store_p, gb_error *error) {
+  char path[4096];
+  size_t n = strlen(url + strlen("file://"));
+  if (n >= sizeof path)
+    return gbi_fail(error, GB_ERR_ARGUMENT, "init_method \"%s\" is too long",
+                    url);
+  memcpy(path, url + strlen("file://"), n + 1);
+  path[strcspn(path, "?")] = 0;
+  if (path[0] != '/')
+    return gbi_fail(error, GB_ERR_ARGUMENT,
+                    "init_method \"%s\" has no absolute path: "
+                    "file:///path/to/file is wanted",
+                    url);
+  return gbi_store_file_open(params, path, store_p, error);
+}
+
+gb_status gbi_store_open(const gbi_store_params *params, gbi_store **store_p,
+                         gb_error *error) {
+  if (params->caller) return gbi_store_caller_open(params, store_p, error);
+  const char *url = params->init_method ? params->init_method : "env://";
+  gbi_store_place place = {.port = 0};
+  if (!strncmp(url, "file://", 7))
+    return open_file(params, url, store_p, error);
+  if (!strncmp(url, "tcp://", 6))
+    GBI_TRY(place_from_url(url, &place, error));
+  else if (!strncmp(url, "env://", 6))
+    GBI_TRY(place_from_env(&place, error));
+  else
+    return gbi_fail(error, GB_ERR_ARGUMENT,
+                    "init_method \"%s\" is not known: env://, tcp://host:port "
+                    "or file:///path is wanted",
+                    url);
+  /* torchrun's agent serves MASTER_PORT itself and says so. */
+  char agent[16];
+  bool served = gbi_env("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent) &&
+                !strcasecmp(agent, "True") && url[0] == 'e';
+  return gbi_store_tcp_open(params, &place, params->rank == 0 && !served,
+                            store_p, error);
+}
