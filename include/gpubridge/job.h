@@ -82,6 +82,12 @@ GB_API gb_status gb_job_close(gb_job *job, gb_error *error);
  * once. `reason` is borrowed. */
 GB_API void gb_job_abort(gb_job *job, const char *reason);
 
+/* Runs the job's async calls on the calling thread, until gb_job_close is
+ * called by another. For callers that must know the thread (an interpreter):
+ * attach it before the first async call, else the library starts its own,
+ * named gpubridge-async. FORKED. */
+GB_API gb_status gb_job_serve(gb_job *job, gb_error *error) GB_MUST_CHECK;
+
 /* The group of all ranks; owned by the job. */
 GB_API gb_group *gb_job_world(gb_job *job);
 

@@ -121,7 +121,7 @@ gb_status gbi_setting_parse(const gbi_setting *setting, const char *text,
     case GBI_SETTING_CHOICE: good = parse_choice(setting, text, value); break;
     case GBI_SETTING_TEXT:
       good = strlen(text) < sizeof value->text;
-      if (good) strcpy(value->text, text);
+      snprintf(value->text, sizeof value->text, "%s", text);
       break;
   }
   if (good && (setting->kind == GBI_SETTING_INT ||

@@ -1,0 +1,35 @@
+/* The CPython extension gpubridge._core: one file per object, per-module state,
+ * limited API of 3.10, no torch inside. Tensors come as integers (address,
+ * element count, dtype code). Everything that can wait runs without the GIL;
+ * waits look for signals ten times a second through the job's wait hook. No
+ * thread of the library ever calls Python: callbacks run on threads that came
+ * from Python (the caller's, or the one inside Job.serve). */
+#ifndef GPUBRIDGE_EXT_CORE_H
+#define GPUBRIDGE_EXT_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <gpubridge/gpubridge.h>
+
+typedef struct core_state {
+  PyObject *error;     /* gpubridge._core.Error, a RuntimeError */
+  PyTypeObject *job_type;
+  PyTypeObject *work_type;
+} core_state;
+
+extern PyModuleDef core_module;
+
+/* Raises for a failed status; keeps an exception that is already set (a signal
+ * handler's). Returns NULL. */
+PyObject *core_raise(core_state *state, const gb_error *error);
+
+int core_add_job(PyObject *module, core_state *state);
+int core_add_work(PyObject *module, core_state *state);
+PyObject *core_work_new(core_state *state, gb_work *work);
+
+/* A store given by Python: an object with set(key, bytes) and get(key,
+ * timeout_ms) -> bytes or None. */
+void core_store_fill(gb_store *store, PyObject *object);
+
+#endif

@@ -1,0 +1,136 @@
+"""What a job looks like: islands, leaders, bridge. All of it is immutable."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional
+
+from .probing import Probe
+
+
+class SplitTestWarning(UserWarning):
+    """This job's ranks are relabelled into two islands, for tests only."""
+
+
+@dataclass(frozen=True)
+class Island:
+    """All ranks of one label. ``leader`` is its lowest rank."""
+
+    vendor: str
+    ranks: tuple
+    leader: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who is in which island. ``islands`` are ordered by leader."""
+
+    vendors: tuple  # label by rank
+    islands: tuple
+
+    @property
+    def world_size(self) -> int:
+        return len(self.vendors)
+
+    @property
+    def bridge_ranks(self) -> tuple:
+        """The leaders, ascending."""
+        return tuple(island.leader for island in self.islands)
+
+    @property
+    def needs_bridge(self) -> bool:
+        return len(self.islands) > 1
+
+    def island_of(self, rank: int) -> Island:
+        for island in self.islands:
+            if rank in island.ranks:
+                return island
+        raise ValueError(f"rank {rank} is not in [0, {self.world_size})")
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """What one rank published about itself."""
+
+    vendor: str
+    detected_vendor: str
+    hostname: str
+    facts: Mapping[str, str] = field(repr=False)
+
+    @property
+    def torch_version(self) -> str:
+        return self.facts.get("torch_version", "unknown")
+
+    @property
+    def probe(self) -> Optional[Probe]:
+        text = self.facts.get("probe")
+        return Probe.from_dict(json.loads(text)) if text else None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The job as this rank sees it; see the README for each attribute."""
+
+    rank: int
+    world_size: int
+    vendor: str
+    detected_vendor: str
+    run_kind: str
+    split_test: Optional[str]
+    simulated: bool
+    layout: Layout
+    peers: tuple
+    bridge_name: str
+    selection: Mapping[str, Any]
+    policy_name: str
+    timeout: Any  # datetime.timedelta
+    device: Any = None  # torch.device, None without torch
+
+    @property
+    def island(self) -> Island:
+        return self.layout.island_of(self.rank)
+
+    @property
+    def is_leader(self) -> bool:
+        return self.island.leader == self.rank
+
+    @property
+    def vendor_map(self) -> dict:
+        """Label of each rank."""
+        return dict(enumerate(self.layout.vendors))
+
+    @property
+    def gloo_free(self) -> bool:
+        """No Gloo group or thread exists in this job: always true here."""
+        return True
+
+    @classmethod
+    def from_info(cls, info, timeout, device):
+        """From the dict that the C library gives."""
+        islands = tuple(
+            Island(i["label"], tuple(i["ranks"]), i["leader"])
+            for i in info["islands"]
+        )
+        peers = tuple(
+            PeerInfo(p["vendor"], p["detected_vendor"], p["hostname"], p["facts"])
+            for p in info["peers"]
+        )
+        return cls(
+            rank=info["rank"],
+            world_size=info["world_size"],
+            vendor=info["vendor"],
+            detected_vendor=info["detected_vendor"],
+            run_kind=info["run_kind"],
+            split_test=info["split_test"] or None,
+            simulated=bool(info["simulated"]),
+            layout=Layout(tuple(p.vendor for p in peers), islands),
+            peers=peers,
+            bridge_name=info["bridge"],
+            selection={
+                "requested": info["bridge_requested"],
+                "outcome": info["bridge"],
+                "reason": info["bridge_reason"],
+            },
+            policy_name=info["policy"],
+            timeout=timeout,
+            device=device,
+        )

@@ -1,0 +1,649 @@
+#include "core/group.h"
+
+#include "base/log.h"
+#include "core/work.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+enum {
+  YIELDS = 20,         /* measured: research 1.6, yield then sleep */
+  SLICE_MS = 100,      /* hooks and deadlines are looked at this often */
+  FIRST_QUESTION_MS = 500,
+  BARRIER_BYTES = 64
+};
+
+typedef struct plan_entry {
+  gbi_plan *plan;
+  uint64_t used; /* clock of the cache, for eviction */
+  int users;     /* tasks that run it now */
+} plan_entry;
+
+struct gb_group {
+  gbi_group_params p;
+  int *members;
+  unsigned fork_count;
+
+  gbi_works *works;     /* the lock and what is signalled */
+  bool driving;         /* a thread runs the engine */
+  bool draining, drained;
+  bool serving;         /* a worker thread is attached */
+  bool own_worker;
+  pthread_t worker;
+  gb_work *queue_head, *queue_tail;
+  int queued;
+  bool failed;
+  gb_error failure;     /* the job's one sentence */
+
+  /* The driver's own. */
+  uint64_t next_seq;
+  plan_entry plans[GBI_PLANS_CACHED];
+  uint64_t plan_clock;
+  uint8_t barrier_byte[BARRIER_BYTES];
+
+  pthread_mutex_t state_lock;
+  gbi_call_state state;
+  int watch_slot; /* of the newest call */
+};
+
+/* One stretch of driving the engine. */
+typedef struct driver {
+  gb_group *g;
+  bool hooks;       /* the caller's thread: the wait hook may run */
+  bool from_queue;  /* the worker: takes queued works as tasks end */
+  gb_work *sync;    /* the sync call's own work */
+  uint64_t idle_ns; /* since when nothing moved, 0: it moves */
+  uint64_t next_hook_ns, next_question_ns, next_warning_ns;
+  uint64_t question_gap_ms, warning_gap_ms;
+} driver;
+
+/* ---- fork ---- */
+
+static atomic_uint forks;
+static void count_fork(void) { atomic_fetch_add(&forks, 1); }
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, count_fork);
+}
+unsigned gbi_fork_count(void) {
+  return atomic_load_explicit(&forks, memory_order_relaxed);
+}
+gb_status gbi_fail_forked(gb_error *error) {
+  return gbi_fail(error, GB_ERR_FORKED,
+                  "this process is a fork of the one that opened the job: a "
+                  "forked child cannot use its parent's job. Open jobs after "
+                  "the fork, or start workers with spawn");
+}
+
+/* ---- open and close ---- */
+
+gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
+                         gb_error *error) {
+  gb_group *g = calloc(1, sizeof *g);
+  int *members = malloc(sizeof *members * (size_t)params->world);
+  gbi_works *works = gbi_works_new();
+  if (!g || !members || !works) {
+    free(g);
+    free(members);
+    if (works) gbi_works_release(works);
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a group");
+  }
+  g->p = *params;
+  memcpy(members, params->members, sizeof *members * (size_t)params->world);
+  g->members = members;
+  g->fork_count = gbi_fork_count();
+  g->watch_slot = -1;
+  g->works = works;
+  pthread_mutex_init(&g->state_lock, NULL);
+  *group_p = g;
+  return GB_OK;
+}
+
+gbi_engine *gbi_group_engine(gb_group *g) { return g->p.engine; }
+int gbi_group_rank(const gb_group *g) { return g->p.rank; }
+int gbi_group_world(const gb_group *g) { return g->p.world; }
+
+void gbi_group_free(gb_group *g) {
+  if (!g) return;
+  gbi_engine_close(g->p.engine);
+  for (int i = 0; i < GBI_PLANS_CACHED; i++) gbi_plan_free(g->plans[i].plan);
+  gbi_works_release(g->works);
+  pthread_mutex_destroy(&g->state_lock);
+  free(g->members);
+  free(g);
+}
+
+/* ---- plans ---- */
+
+static plan_entry *find_plan(gb_group *g, const gbi_coll *coll) {
+  for (int i = 0; i < GBI_PLANS_CACHED; i++)
+    if (g->plans[i].plan && gbi_coll_equal(&g->plans[i].plan->coll, coll))
+      return &g->plans[i];
+  return NULL;
+}
+
+static gb_status get_plan(gb_group *g, const gbi_coll *coll,
+                          plan_entry **entry_p, gb_error *error) {
+  plan_entry *entry = find_plan(g, coll);
+  if (!entry) {
+    plan_entry *oldest = NULL;
+    for (int i = 0; i < GBI_PLANS_CACHED; i++)
+      if (!g->plans[i].users &&
+          (!oldest || g->plans[i].used < oldest->used))
+        oldest = &g->plans[i];
+    entry = oldest; /* at most GBI_TASKS entries are in use */
+    gbi_plan_free(entry->plan);
+    entry->plan = NULL;
+    gbi_policy_env env = {g->p.topology, g->p.rank, g->p.chunk_bytes};
+    GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
+  }
+  entry->used = ++g->plan_clock;
+  entry->users++;
+  *entry_p = entry;
+  return GB_OK;
+}
+
+/* ---- one call: begin and end, by the driver ---- */
+
+static uint64_t coll_elements(const gb_group *g, const gbi_coll *coll) {
+  bool many =
+      coll->op == GBI_OP_ALL_GATHER || coll->op == GBI_OP_REDUCE_SCATTER;
+  return coll->count * (many ? (uint64_t)g->p.world : 1);
+}
+
+static void note_started(gb_group *g, const gb_work *work) {
+  pthread_mutex_lock(&g->state_lock);
+  g->state.started = work->task->call.seq + 1;
+  g->state.last = work->task->call;
+  g->watch_slot = work->task->watch_slot;
+  pthread_mutex_unlock(&g->state_lock);
+}
+
+static void note_completed(gb_group *g) {
+  pthread_mutex_lock(&g->state_lock);
+  g->state.completed++;
+  pthread_mutex_unlock(&g->state_lock);
+}
+
+bool gbi_group_report(gb_group *g, gbi_call_state *state) {
+  pthread_mutex_lock(&g->state_lock);
+  *state = g->state;
+  snprintf(state->phase, sizeof state->phase, "%s",
+           state->started > state->completed
+               ? gbi_watch_open_phase(g->p.watch, g->watch_slot)
+               : "");
+  pthread_mutex_unlock(&g->state_lock);
+  return true;
+}
+
+static gb_record describe_call(const gb_group *g, const gb_work *work) {
+  const gbi_coll *coll = &work->coll;
+  bool barrier = coll->op == GBI_OP_BARRIER;
+  bool output_is_larger = coll->op == GBI_OP_ALL_GATHER;
+  uint64_t elements =
+      output_is_larger ? coll->count : coll_elements(g, coll);
+  return (gb_record){
+      .seq = work->seq,
+      .op = gbi_op_name(coll->op),
+      .bytes = barrier ? 0
+                       : elements * gb_dtype_bytes((gb_dtype)coll->dtype),
+      .dtype = barrier ? -1 : coll->dtype,
+      .redop = barrier || coll->redop == 255 ? -1 : coll->redop,
+      .root = coll->root,
+      .policy = barrier ? NULL : g->p.policy->name,
+  };
+}
+
+static gb_status begin_work(gb_group *g, gb_work *work, gb_error *error) {
+  const gbi_coll *coll = &work->coll;
+  plan_entry *entry;
+  GBI_TRY(get_plan(g, coll, &entry, error));
+  gbi_task *task = gbi_engine_task(g->p.engine);
+  bool barrier = coll->op == GBI_OP_BARRIER;
+  work->seq = g->next_seq++;
+  work->deadline_ns = gbi_deadline_after_ms(g->p.timeout_ms);
+  work->plan_users = &entry->users;
+  gb_record record = describe_call(g, work);
+  task->plan = entry->plan;
+  task->call = (gbi_call){.seq = work->seq,
+                          .count = barrier ? 0 : coll_elements(g, coll),
+                          .root = coll->root,
+                          .op = coll->op,
+                          .dtype = barrier ? 255 : coll->dtype,
+                          .redop = barrier ? 255 : coll->redop};
+  task->in = barrier ? g->barrier_byte : work->in;
+  task->out = barrier ? g->barrier_byte : work->out;
+  task->owner = work;
+  task->watch_slot = gbi_watch_begin(g->p.watch, &record);
+  work->task = task;
+  gb_status status = gbi_engine_begin(g->p.engine, task, error);
+  if (status != GB_OK) {
+    gbi_watch_end(g->p.watch, task->watch_slot, false);
+    entry->users--;
+    work->task = NULL;
+    return status;
+  }
+  note_started(g, work);
+  return GB_OK;
+}
+
+/* Marks the work done and drops the library's hold on it. */
+static void settle_work(gb_group *g, gb_work *work, const gb_error *failure) {
+  pthread_mutex_lock(&g->works->lock);
+  if (failure) work->error = *failure;
+  work->done = true;
+  pthread_cond_broadcast(&g->works->changed);
+  pthread_mutex_unlock(&g->works->lock);
+  gbi_work_release(work);
+}
+
+static void end_work(gb_group *g, gbi_task *task) {
+  gb_work *work = task->owner;
+  int slot = task->watch_slot;
+  (*work->plan_users)--;
+  work->task = NULL;
+  gbi_engine_release(g->p.engine, task);
+  note_completed(g);
+  gbi_watch_end(g->p.watch, slot, true);
+  if (work->queued) settle_work(g, work, NULL);
+  else work->done = true;
+}
+
+/* ---- waiting ---- */
+
+static void add_who(gbi_text *text, const gb_group *g, const int *ranks,
+                    int count) {
+  for (int i = 0; i < count && i < 8; i++)
+    gbi_text_add(text, "%s%s", i ? ", " : "", g->p.who[ranks[i]]);
+  if (count > 8) gbi_text_add(text, " and %d more", count - 8);
+}
+
+static int late_members(const gb_group *g, uint64_t seq, int *ranks, int max) {
+  int global[256];
+  int count = gbi_control_late(g->p.control, g->p.id, seq, global,
+                               (int)GBI_COUNT(global));
+  int kept = 0;
+  for (int i = 0; i < count; i++)
+    for (int r = 0; r < g->p.world; r++)
+      if (g->members[r] == global[i] && kept < max) ranks[kept++] = r;
+  return kept;
+}
+
+/* "..., phase bridge: waits for rank 2 (...); rank 2 (...) has not called it" */
+static void add_wait_text(gb_group *g, const gb_work *work, gbi_text *text) {
+  int ranks[64];
+  const char *phase =
+      gbi_watch_open_phase(g->p.watch, work->task->watch_slot);
+  if (phase[0]) gbi_text_add(text, ", phase %s", phase);
+  int count = gbi_engine_waiting_for(g->p.engine, g->p.topology, g->p.rank,
+                                     ranks, (int)GBI_COUNT(ranks));
+  if (count) {
+    gbi_text_add(text, ", waits for ");
+    add_who(text, g, ranks, count);
+  }
+  count = late_members(g, work->seq, ranks, (int)GBI_COUNT(ranks));
+  if (count) {
+    gbi_text_add(text, "; not arrived at this call: ");
+    add_who(text, g, ranks, count);
+  }
+}
+
+static gb_status fail_late(gb_group *g, const gb_work *work, gb_error *error) {
+  char call[160], details[1200];
+  gbi_text text;
+  gbi_text_init(&text, details, sizeof details);
+  gbi_call_text(&work->task->call, call, sizeof call);
+  add_wait_text(g, work, &text);
+  return gbi_fail_rank(error, GB_ERR_TIMEOUT, g->members[g->p.rank],
+                       "%s did not end within %.4g s: %s%s", call,
+                       (double)g->p.timeout_ms / 1000.0,
+                       g->p.who[g->p.rank], details);
+}
+
+static void ask_and_warn(driver *d, const gb_work *work, uint64_t now) {
+  gb_group *g = d->g;
+  if (now >= d->next_question_ns) {
+    gbi_control_stalled(g->p.control, g->p.id, g->members, g->p.world,
+                        &work->task->call);
+    d->question_gap_ms = GBI_MIN(d->question_gap_ms * 2, 10000);
+    d->next_question_ns = now + d->question_gap_ms * GBI_NS_PER_MS;
+  }
+  if (now >= d->next_warning_ns) {
+    char call[160], details[1200];
+    gbi_text text;
+    gbi_text_init(&text, details, sizeof details);
+    gbi_call_text(&work->task->call, call, sizeof call);
+    add_wait_text(g, work, &text);
+    GBI_WARN("core", "%s has waited for %.0f s%s", call,
+             (double)(now - d->idle_ns) / 1e9, details);
+    d->warning_gap_ms *= 2;
+    d->next_warning_ns = now + d->warning_gap_ms * GBI_NS_PER_MS;
+  }
+}
+
+static gb_status run_hook(const driver *d, const gbi_call *call,
+                          gb_error *error) {
+  const gb_group *g = d->g;
+  if (!d->hooks || !g->p.wait_hook || !g->p.wait_hook(g->p.wait_hook_arg))
+    return GB_OK;
+  char text[160];
+  gbi_call_text(call, text, sizeof text);
+  return gbi_fail_rank(error, GB_ERR_INTERRUPTED, g->members[g->p.rank],
+                       "%s was interrupted by its user in %s",
+                       g->p.who[g->p.rank], text);
+}
+
+/* Nothing moves: deadline, hook, questions. */
+static gb_status look_around(driver *d, gb_error *error) {
+  gb_group *g = d->g;
+  uint64_t now = gbi_now_ns();
+  gbi_task *task = gbi_engine_oldest(g->p.engine);
+  if (!task) return GB_OK;
+  const gb_work *work = task->owner;
+  if (!d->idle_ns) {
+    uint64_t warn = GBI_MAX(g->p.warn_after_ms, 1);
+    d->idle_ns = now;
+    d->question_gap_ms = GBI_MIN(FIRST_QUESTION_MS, g->p.timeout_ms / 2 + 1);
+    d->next_question_ns = now + d->question_gap_ms * GBI_NS_PER_MS;
+    d->warning_gap_ms = warn;
+    d->next_warning_ns = now + warn * GBI_NS_PER_MS;
+    d->next_hook_ns = now + SLICE_MS * GBI_NS_PER_MS;
+  }
+  if (now >= work->deadline_ns) return fail_late(g, work, error);
+  if (now >= d->next_hook_ns) {
+    d->next_hook_ns = now + SLICE_MS * GBI_NS_PER_MS;
+    GBI_TRY(run_hook(d, &task->call, error));
+  }
+  ask_and_warn(d, work, now);
+  return GB_OK;
+}
+
+/* ---- driving ---- */
+
+/* The worker takes what is queued while there is room. */
+static gb_status refill(driver *d, gb_error *error) {
+  gb_group *g = d->g;
+  while (gbi_engine_active(g->p.engine) < GBI_TASKS) {
+    pthread_mutex_lock(&g->works->lock);
+    gb_work *work = g->queue_head;
+    if (work) {
+      g->queue_head = work->next;
+      if (!g->queue_head) g->queue_tail = NULL;
+      g->queued--;
+      pthread_cond_broadcast(&g->works->changed);
+    }
+    pthread_mutex_unlock(&g->works->lock);
+    if (!work) return GB_OK;
+    gb_status status = begin_work(g, work, error);
+    if (status != GB_OK) {
+      settle_work(g, work, error);
+      return status;
+    }
+  }
+  return GB_OK;
+}
+
+static gb_status drive(driver *d, gb_error *error) {
+  gb_group *g = d->g;
+  int yields = 0;
+  for (;;) {
+    if (d->from_queue) GBI_TRY(refill(d, error));
+    if (!gbi_engine_active(g->p.engine)) return GB_OK;
+    uint32_t seen = gbi_bell_look(g->p.waiter);
+    bool moved;
+    GBI_TRY(gbi_engine_progress(g->p.engine, &moved, error));
+    gbi_task *task;
+    while ((task = gbi_engine_finished(g->p.engine))) end_work(g, task);
+    if (moved) {
+      yields = 0;
+      d->idle_ns = 0;
+      continue;
+    }
+    if (gbi_control_failed(g->p.control, error)) return error->status;
+    if (yields++ < YIELDS) {
+      sched_yield();
+      continue;
+    }
+    GBI_TRY(look_around(d, error));
+    gbi_engine_sleep(g->p.engine, seen, SLICE_MS);
+  }
+}
+
+/* ---- failure ---- */
+
+/* Everything that was on its way or queued ends; the group refuses from now
+ * on. Called by the driver. */
+static void fail_group(gb_group *g, const gb_error *cause) {
+  gb_error shared;
+  (void)gbi_control_settle(g->p.control, cause, &shared);
+  gbi_engine_stop(g->p.engine);
+  pthread_mutex_lock(&g->works->lock);
+  g->failed = true;
+  g->failure = shared;
+  gb_work *queue = g->queue_head;
+  g->queue_head = g->queue_tail = NULL;
+  g->queued = 0;
+  pthread_mutex_unlock(&g->works->lock);
+  bool first = true;
+  gbi_task *task;
+  gb_error not_run;
+  gbi_fail_rank(&not_run, GB_ERR_CANCELED, shared.rank,
+                "this call was not run, because an earlier one failed: %.1800s",
+                shared.text);
+  while ((task = gbi_engine_oldest(g->p.engine))) {
+    gb_work *work = task->owner;
+    (*work->plan_users)--;
+    work->task = NULL;
+    gbi_watch_end(g->p.watch, task->watch_slot, false);
+    gbi_engine_release(g->p.engine, task);
+    if (work->queued) settle_work(g, work, first ? &shared : &not_run);
+    first = false;
+  }
+  while (queue) {
+    gb_work *next = queue->next;
+    settle_work(g, queue, &not_run);
+    queue = next;
+  }
+}
+
+/* ---- the driver's role ---- */
+
+static gb_status refusal(const gb_group *g, gb_error *error) {
+  if (g->failed)
+    return gbi_fail_rank(error, GB_ERR_ABORTED, g->failure.rank,
+                         "this job has failed and refuses calls: %.1700s. "
+                         "Close it and open a new one",
+                         g->failure.text);
+  if (g->draining)
+    return gbi_fail(error, GB_ERR_STATE, "the job is being closed");
+  return GB_OK;
+}
+
+gb_status gbi_group_usable(gb_group *g, gb_error *error) {
+  if (GBI_UNLIKELY(g->fork_count != gbi_fork_count()))
+    return gbi_fail_forked(error);
+  if (GBI_UNLIKELY(gbi_watch_inside_callback()))
+    return gbi_fail(error, GB_ERR_STATE,
+                    "a collective cannot be called inside an observer's "
+                    "callback: other ranks would wait for it");
+  return GB_OK;
+}
+
+/* Becomes the driver once the queue is empty. Called with the lock held. */
+static gb_status become_driver(gb_group *g, gb_error *error) {
+  while (g->driving || g->queued) {
+    GBI_TRY(refusal(g, error));
+    gbi_works_wait(g->works, SLICE_MS);
+    if (!g->p.wait_hook) continue;
+    pthread_mutex_unlock(&g->works->lock);
+    int stop = g->p.wait_hook(g->p.wait_hook_arg);
+    pthread_mutex_lock(&g->works->lock);
+    if (stop)
+      return gbi_fail(error, GB_ERR_INTERRUPTED,
+                      "interrupted while earlier calls were running");
+  }
+  GBI_TRY(refusal(g, error));
+  g->driving = true;
+  return GB_OK;
+}
+
+static void stop_driving(gb_group *g) {
+  pthread_mutex_lock(&g->works->lock);
+  g->driving = false;
+  pthread_cond_broadcast(&g->works->changed);
+  pthread_mutex_unlock(&g->works->lock);
+}
+
+/* A failure seen by the control plane while no call ran. */
+static void notice_failure(gb_group *g) {
+  gb_error error;
+  if (!gbi_control_failed(g->p.control, &error)) return;
+  pthread_mutex_lock(&g->works->lock);
+  if (!g->failed) {
+    g->failed = true;
+    g->failure = error;
+  }
+  pthread_mutex_unlock(&g->works->lock);
+}
+
+static gb_status call_sync(gb_group *g, gb_work *work, gb_error *error) {
+  pthread_mutex_lock(&g->works->lock);
+  gb_status status = become_driver(g, error);
+  pthread_mutex_unlock(&g->works->lock);
+  if (status != GB_OK) return status;
+  driver d = {.g = g, .hooks = true, .sync = work};
+  gb_error local;
+  status = begin_work(g, work, &local);
+  if (status == GB_OK) status = drive(&d, &local);
+  if (status != GB_OK) {
+    fail_group(g, &local);
+    pthread_mutex_lock(&g->works->lock);
+    /* The caller's own interruption stays what it is. */
+    gb_error shared = g->failure;
+    pthread_mutex_unlock(&g->works->lock);
+    if (status == GB_ERR_INTERRUPTED) shared.status = status;
+    status = shared.status;
+    if (error) *error = shared;
+  }
+  stop_driving(g);
+  return status;
+}
+
+/* ---- worker ---- */
+
+void gbi_group_serve(gb_group *g) {
+  pthread_mutex_lock(&g->works->lock);
+  g->serving = true;
+  pthread_cond_broadcast(&g->works->changed);
+  while (!(g->draining && !g->queued) && !g->drained) {
+    if (!g->queued || g->driving) {
+      pthread_cond_wait(&g->works->changed, &g->works->lock);
+      continue;
+    }
+    g->driving = true;
+    pthread_mutex_unlock(&g->works->lock);
+    driver d = {.g = g, .from_queue = true};
+    gb_error error;
+    if (drive(&d, &error) != GB_OK) fail_group(g, &error);
+    pthread_mutex_lock(&g->works->lock);
+    g->driving = false;
+    pthread_cond_broadcast(&g->works->changed);
+  }
+  g->serving = false;
+  pthread_cond_broadcast(&g->works->changed);
+  pthread_mutex_unlock(&g->works->lock);
+}
+
+static void *worker_main(void *arg) {
+  prctl(PR_SET_NAME, "gpubridge-async");
+  gbi_group_serve(arg);
+  return NULL;
+}
+
+/* With the lock held. The caller may have attached a thread of its own by
+ * gbi_group_serve; else the library starts one at the first async call. */
+static gb_status need_worker(gb_group *g, gb_error *error) {
+  if (g->serving || g->own_worker) return GB_OK;
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  int code = pthread_create(&g->worker, NULL, worker_main, g);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  if (code)
+    return gbi_fail(error, GB_ERR_SYSTEM,
+                    "could not start the thread for async calls: %s",
+                    strerror(code));
+  g->own_worker = true;
+  return GB_OK;
+}
+
+static gb_status call_async(gb_group *g, gb_work *work, gb_error *error) {
+  pthread_mutex_lock(&g->works->lock);
+  gb_status status = refusal(g, error);
+  if (status == GB_OK && g->queued >= g->p.queue_max)
+    status = gbi_fail(error, GB_ERR_BUSY,
+                      "%d async calls are waiting, as many as "
+                      "GPUBRIDGE_ASYNC_QUEUE allows. Wait for one of them and "
+                      "call again",
+                      g->queued);
+  if (status == GB_OK) status = need_worker(g, error);
+  if (status == GB_OK) {
+    work->queued = true;
+    if (g->queue_tail)
+      g->queue_tail->next = work;
+    else
+      g->queue_head = work;
+    g->queue_tail = work;
+    g->queued++;
+    pthread_cond_broadcast(&g->works->changed);
+  }
+  pthread_mutex_unlock(&g->works->lock);
+  return status;
+}
+
+void gbi_group_drain(gb_group *g) {
+  pthread_mutex_lock(&g->works->lock);
+  g->draining = true;
+  pthread_cond_broadcast(&g->works->changed);
+  /* A worker that its owner attached may have ended with calls left. */
+  if (g->queued) (void)need_worker(g, NULL);
+  while (g->driving || g->queued || g->serving) gbi_works_wait(g->works, SLICE_MS);
+  g->drained = true;
+  bool own = g->own_worker;
+  pthread_mutex_unlock(&g->works->lock);
+  if (own) pthread_join(g->worker, NULL);
+}
+
+/* ---- calls ---- */
+
+gb_status gbi_group_call(gb_group *g, const gbi_coll *coll, const void *in,
+                         void *out, gb_work **work_p, gb_error *error) {
+  notice_failure(g);
+  if (!work_p) {
+    gb_work work;
+    gbi_work_init(&work, g->works, coll, in, out);
+    return call_sync(g, &work, error);
+  }
+  gb_work *work = malloc(sizeof *work);
+  if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
+  gbi_work_init(work, g->works, coll, in, out);
+  atomic_fetch_add(&g->works->holds, 1);
+  work->hook = g->p.wait_hook;
+  work->hook_arg = g->p.wait_hook_arg;
+  atomic_store(&work->holds, 2);
+  gb_status status = call_async(g, work, error);
+  if (status == GB_OK) {
+    *work_p = work;
+  } else {
+    free(work);
+    gbi_works_release(g->works);
+  }
+  return status;
+}

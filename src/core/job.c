@@ -1,0 +1,530 @@
+#include "core/job.h"
+
+#include "base/log.h"
+#include "ccl/ccl.h"
+#include "bridge/bridge.h"
+#include "core/settings.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_TIMEOUT_MS = 30 * 60 * 1000, GOODBYE_MS = 5000 };
+enum { COMM_ADDRESS_MAX = 8192, HOST_ADDRESS_MAX = 512 };
+
+/* Jobs that are open in this process; closed by the exit handler. */
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER; /* level 1 */
+static gb_job *open_jobs;
+
+/* Everything that opening needs and the job does not keep. */
+typedef struct opener {
+  gb_job *job;
+  const gb_job_params *params;
+  uint64_t deadline_ns;
+  gbi_record *record;
+  gbi_comm *comms[GBI_RESOURCES];
+} opener;
+
+/* ---- who is who ---- */
+
+static gb_status rank_from_env(const char *name, int given, int low, int *value,
+                               gb_error *error) {
+  char text[64], hint[128] = "";
+  *value = given;
+  if (given >= 0) return GB_OK;
+  if (!gbi_env(name, text, sizeof text)) {
+    char other[32];
+    if (gbi_env("SLURM_PROCID", other, sizeof other))
+      snprintf(hint, sizeof hint,
+               ". SLURM_PROCID is set, but not used: set RANK and WORLD_SIZE "
+               "from SLURM_PROCID and SLURM_NTASKS");
+    return gbi_fail(error, GB_ERR_SETTING,
+                    "%s is not set: a launcher such as torchrun or gpubridge "
+                    "run sets RANK and WORLD_SIZE, or pass rank and "
+                    "world_size%s",
+                    name, hint);
+  }
+  char *end;
+  errno = 0;
+  long number = strtol(text, &end, 10);
+  if (errno || *end || end == text || number < low || number > GBI_WORLD_MAX)
+    return gbi_fail(error, GB_ERR_SETTING,
+                    "%s is \"%s\", but must be a whole number of at least %d",
+                    name, text, low);
+  *value = (int)number;
+  return GB_OK;
+}
+
+static gb_status find_rank(opener *o, gb_error *error) {
+  gb_job *job = o->job;
+  GBI_TRY(rank_from_env("RANK", o->params->rank, 0, &job->rank, error));
+  GBI_TRY(rank_from_env("WORLD_SIZE", o->params->world_size, 1, &job->world,
+                        error));
+  if (job->world < 1)
+    return gbi_fail(error, GB_ERR_SETTING,
+                    "the world size is %d, but must be at least 1", job->world);
+  if (job->rank >= job->world)
+    return gbi_fail(error, GB_ERR_SETTING,
+                    "RANK is %d, but must be from 0 to %d, below the world "
+                    "size %d",
+                    job->rank, job->world - 1, job->world);
+  return GB_OK;
+}
+
+/* ---- callbacks of the control plane ---- */
+
+static void on_failure(void *arg) {
+  gb_job *job = arg;
+  gbi_hostarea *area = __atomic_load_n(&job->area, __ATOMIC_ACQUIRE);
+  if (area) gbi_hostarea_ring(area, gbi_hostarea_me(area));
+}
+
+static bool report(void *arg, uint32_t group, gbi_call_state *state) {
+  gb_job *job = arg;
+  gb_group *world = __atomic_load_n(&job->group, __ATOMIC_ACQUIRE);
+  return group == 0 && world && gbi_group_report(world, state);
+}
+
+/* ---- opening, step by step ---- */
+
+static gb_status fill_record(opener *o, gb_error *own, gb_error *error) {
+  const gbi_setting *tables[GBI_SETTING_TABLES_MAX];
+  int counts[GBI_SETTING_TABLES_MAX];
+  int count = gbi_settings_tables(tables, counts);
+  o->record = calloc(1, sizeof *o->record);
+  if (!o->record)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a record");
+  return gbi_record_fill(o->params, tables, counts, count, o->record, own);
+}
+
+static gb_status open_control(opener *o, gb_error *error) {
+  const gb_job_params *p = o->params;
+  gbi_control_params params = {
+      .store = {.init_method = p->init_method,
+                .caller = p->store,
+                .rank = o->job->rank,
+                .world_size = o->job->world,
+                .deadline_ns = o->deadline_ns,
+                .wait_hook = p->wait_hook,
+                .wait_hook_arg = p->wait_hook_arg},
+      .attempt = p->attempt,
+      .hostname = o->record->hostname,
+      .vendor = o->record->vendor,
+      .on_failure = on_failure,
+      .report = report,
+      .arg = o->job,
+  };
+  return gbi_control_open(&params, &o->job->control, error);
+}
+
+static gb_status name_ranks(gb_job *job, gb_error *error) {
+  const gbi_discovery *d = job->discovery;
+  job->who = calloc((size_t)job->world, sizeof *job->who);
+  for (int r = 0; job->who && r < job->world; r++) {
+    char text[512];
+    snprintf(text, sizeof text, "rank %d (host \"%s\", %s)", r,
+             d->records[r].hostname, d->labels[r]);
+    job->who[r] = strdup(text);
+    if (!job->who[r])
+      return gbi_fail(error, GB_ERR_MEMORY, "no memory for names");
+  }
+  return job->who ? GB_OK
+                  : gbi_fail(error, GB_ERR_MEMORY, "no memory for names");
+}
+
+static gb_status list_facts(gb_job *job, gb_error *error) {
+  const gbi_discovery *d = job->discovery;
+  size_t total = 0;
+  for (int r = 0; r < job->world; r++)
+    total += (size_t)d->records[r].facts_count;
+  job->facts = calloc(total + 1, sizeof *job->facts);
+  job->facts_at = calloc((size_t)job->world + 1, sizeof *job->facts_at);
+  if (!job->facts || !job->facts_at)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for facts");
+  size_t at = 0;
+  for (int r = 0; r < job->world; r++) {
+    job->facts_at[r] = at;
+    for (int i = 0; i < d->records[r].facts_count; i++)
+      job->facts[at++] = (gb_pair){d->records[r].facts[i].name,
+                                   d->records[r].facts[i].value};
+  }
+  job->facts_at[job->world] = at;
+  return GB_OK;
+}
+
+/* An exchange among all ranks; `problem` may be NULL. */
+static gb_status exchange(opener *o, const gb_error *problem,
+                          const gbi_writer *blob, gbi_blobs *blobs,
+                          gb_error *error) {
+  int *all = malloc(sizeof *all * (size_t)o->job->world);
+  if (!all) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a list");
+  for (int r = 0; r < o->job->world; r++) all[r] = r;
+  gb_status status = gbi_control_exchange(
+      o->job->control, 0, all, o->job->world, o->job->rank, problem,
+      blob->data, blob->used, o->deadline_ns, blobs, error);
+  free(all);
+  return status;
+}
+
+static gb_status join_host(opener *o, gb_error *error) {
+  gb_job *job = o->job;
+  const gbi_topology *t = job->discovery->topology;
+  int *ranks = malloc(sizeof *ranks * (size_t)job->world);
+  gbi_reader *addresses = malloc(sizeof *addresses * (size_t)job->world);
+  uint8_t raw[HOST_ADDRESS_MAX];
+  gbi_writer out;
+  gbi_writer_init(&out, raw, sizeof raw);
+  int count = 0, me = 0;
+  for (int r = 0; ranks && r < job->world; r++) {
+    if (t->host_of[r] != t->host_of[job->rank]) continue;
+    if (r == job->rank) me = count;
+    ranks[count++] = r;
+  }
+  gbi_hostarea *area = NULL;
+  gb_status status =
+      ranks && addresses
+          ? gbi_hostarea_open(gbi_control_auth(job->control), ranks, count, me,
+                              &area, error)
+          : gbi_fail(error, GB_ERR_MEMORY, "no memory for the host's ranks");
+  if (status == GB_OK) gbi_hostarea_address(area, &out);
+  gb_error problem = {0};
+  if (status != GB_OK && error) problem = *error;
+  gbi_blobs blobs = {0};
+  gb_status met = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs,
+                           error);
+  if (status == GB_OK) status = met;
+  if (status == GB_OK) {
+    for (int i = 0; i < count; i++) addresses[i] = blobs.items[ranks[i]];
+    status = gbi_hostarea_connect(area, addresses, o->deadline_ns, error);
+    /* Freed by gb_job_close also when connecting failed. */
+    __atomic_store_n(&job->area, area, __ATOMIC_RELEASE);
+  } else {
+    gbi_hostarea_close(area);
+  }
+  gbi_blobs_free(&blobs);
+  free(ranks);
+  free(addresses);
+  return status;
+}
+
+/* World ranks of the members of this rank's communicator on `resource`, none
+ * when it has none. Returns how many; *me_p: this rank's place. */
+static int comm_members(const gb_job *job, int resource, int *ranks,
+                        int *me_p) {
+  const gbi_topology *t = job->discovery->topology;
+  const gbi_island *island = &t->islands[t->island_of[job->rank]];
+  const gbi_policy_ops *policy = gbi_policy_find(job->discovery->policy);
+  int count = 0;
+  *me_p = -1;
+  if (resource == GBI_ON_ISLAND) {
+    count = island->count;
+    memcpy(ranks, island->ranks, sizeof *ranks * (size_t)count);
+  } else if (resource == GBI_ON_BRIDGE && t->islands_count > 1 &&
+             island->leader == job->rank) {
+    for (int i = 0; i < t->islands_count; i++)
+      ranks[count++] = t->islands[i].leader;
+  } else if (resource == GBI_ON_WORLD && policy->uses_world) {
+    for (int r = 0; r < job->world; r++) ranks[count++] = r;
+  }
+  for (int i = 0; i < count; i++)
+    if (ranks[i] == job->rank) *me_p = i;
+  return count;
+}
+
+static gb_status open_comm(opener *o, int resource, gb_error *error) {
+  gb_job *job = o->job;
+  const gbi_discovery *d = job->discovery;
+  size_t world = (size_t)job->world;
+  int *ranks = malloc(sizeof *ranks * world * 2), me;
+  gbi_member *members = calloc(world, sizeof *members);
+  if (!ranks || !members) {
+    free(ranks);
+    free(members);
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
+  }
+  int count = comm_members(job, resource, ranks, &me);
+  int *hosts = ranks + world;
+  for (int i = 0; i < count; i++) {
+    int rank = ranks[i];
+    members[i] = (gbi_member){rank, gbi_hostarea_index_of(job->area, rank),
+                              d->records[rank].hostname, d->labels[rank]};
+    hosts[i] = d->topology->host_of[rank];
+  }
+  gbi_transport_params params = {
+      .members = members,
+      .members_count = count,
+      .me = me,
+      .area = job->area,
+      .auth = gbi_control_auth(job->control),
+      .group = 0,
+      .comm = (uint32_t)resource,
+      .store_host = gbi_control_store_host(job->control),
+      .timeout_ms = job->timeout_ms,
+  };
+  gb_status status = GB_OK;
+  if (count && resource == GBI_ON_BRIDGE)
+    status = gbi_bridge_open(gbi_transport_find(d->bridge), &params,
+                             &o->comms[resource], error);
+  else if (count)
+    status = gbi_ccl_host_open(&params, hosts, &o->comms[resource], error);
+  free(ranks);
+  free(members);
+  return status;
+}
+
+/* A rank's blob: per resource, a blob that is empty without a communicator. */
+static void put_addresses(opener *o, gbi_writer *out) {
+  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES; r++) {
+    uint8_t raw[COMM_ADDRESS_MAX];
+    gbi_writer one;
+    gbi_writer_init(&one, raw, sizeof raw);
+    if (o->comms[r]) o->comms[r]->ops->address(o->comms[r], &one);
+    gbi_put_blob(out, raw, one.used);
+    out->bad |= one.bad;
+  }
+}
+
+static gb_status connect_comm(opener *o, int resource, const gbi_blobs *blobs,
+                              gb_error *error) {
+  gb_job *job = o->job;
+  gbi_comm *comm = o->comms[resource];
+  if (!comm) return GB_OK;
+  int *ranks = malloc(sizeof *ranks * (size_t)job->world), me;
+  gbi_reader *addresses = malloc(sizeof *addresses * (size_t)job->world);
+  gb_status status = GB_OK;
+  if (!ranks || !addresses)
+    status = gbi_fail(error, GB_ERR_MEMORY, "no memory for addresses");
+  int count = status == GB_OK ? comm_members(job, resource, ranks, &me) : 0;
+  for (int i = 0; i < count; i++) {
+    gbi_reader all = blobs->items[ranks[i]];
+    for (int r = GBI_ON_ISLAND; r <= resource; r++) {
+      size_t bytes;
+      const uint8_t *data = gbi_get_blob(&all, &bytes);
+      gbi_reader_init(&addresses[i], data, bytes);
+    }
+    if (all.bad)
+      status = gbi_fail_rank(error, GB_ERR_PROTOCOL, ranks[i],
+                             "rank %d sent a malformed address", ranks[i]);
+  }
+  if (status == GB_OK)
+    status = comm->ops->connect(comm, addresses, o->deadline_ns, error);
+  free(ranks);
+  free(addresses);
+  return status;
+}
+
+/* Opens, exchanges addresses, connects, and makes sure that all did. A failure
+ * anywhere ends it everywhere with the same text. */
+static gb_status connect_comms(opener *o, gb_error *error) {
+  gbi_writer out;
+  gbi_writer_init_growing(&out);
+  gb_error problem = {0};
+  gb_status status = GB_OK;
+  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
+    status = open_comm(o, r, &problem);
+  if (status == GB_OK) put_addresses(o, &out);
+  gbi_blobs blobs = {0};
+  status = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs, error);
+  gbi_writer_fini(&out);
+  if (status != GB_OK) return status;
+  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
+    status = connect_comm(o, r, &blobs, &problem);
+  gbi_blobs_free(&blobs);
+  status = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs, error);
+  gbi_blobs_free(&blobs);
+  return status;
+}
+
+static gb_status open_world(opener *o, gb_error *error) {
+  gb_job *job = o->job;
+  const gbi_discovery *d = job->discovery;
+  uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
+  const gbi_policy_ops *policy = gbi_policy_find(d->policy);
+  int *members = malloc(sizeof *members * (size_t)job->world);
+  if (!members) return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
+  for (int r = 0; r < job->world; r++) members[r] = r;
+  gbi_group_params params = {
+      .id = 0,
+      .rank = job->rank,
+      .world = job->world,
+      .members = members,
+      .who = (const char *const *)job->who,
+      .topology = d->topology,
+      .policy = policy,
+      .chunk_bytes = chunk,
+      .control = job->control,
+      .watch = &job->watch,
+      .waiter = gbi_hostarea_waiter(job->area),
+      .timeout_ms = job->timeout_ms,
+      .warn_after_ms =
+          (uint64_t)gbi_core_setting("GPUBRIDGE_WARN_AFTER") * 1000,
+      .queue_max = (int)gbi_core_setting("GPUBRIDGE_ASYNC_QUEUE"),
+      .wait_hook = o->params->wait_hook,
+      .wait_hook_arg = o->params->wait_hook_arg,
+  };
+  gb_status status = gbi_engine_open(
+      o->comms, job->world, gbi_policy_scratch_max(d->topology, chunk),
+      &job->watch, job->area, &params.engine, error);
+  gb_group *group = NULL;
+  if (status == GB_OK) {
+    memset(o->comms, 0, sizeof o->comms); /* given to the engine */
+    status = gbi_group_open(&params, &group, error);
+    if (status != GB_OK) gbi_engine_close(params.engine);
+  }
+  free(members);
+  __atomic_store_n(&job->group, group, __ATOMIC_RELEASE);
+  return status;
+}
+
+static void announce(const gb_job *job) {
+  const gbi_discovery *d = job->discovery;
+  if (job->rank) return;
+  GBI_INFO("core", "job of %d ranks in %d islands, policy %s, bridge %s: %s",
+           job->world, d->topology->islands_count, d->policy, d->bridge,
+           d->bridge_reason);
+}
+
+static gb_status open_steps(opener *o, gb_error *error) {
+  gb_job *job = o->job;
+  gb_error own = {0};
+  GBI_TRY(fill_record(o, &own, error));
+  gb_status status = open_control(o, error);
+  if (status == GB_OK)
+    status = gbi_discover(job->control, o->record, job->rank, job->world,
+                          o->deadline_ns, &job->discovery, error);
+  /* A rank with a malformed variable of its own has told the others by its
+   * record; it raises its own error. */
+  if (own.status != GB_OK) {
+    if (error) *error = own;
+    return own.status;
+  }
+  if (status != GB_OK) return status;
+  GBI_TRY(name_ranks(job, error));
+  GBI_TRY(list_facts(job, error));
+  GBI_TRY(join_host(o, error));
+  GBI_TRY(connect_comms(o, error));
+  GBI_TRY(open_world(o, error));
+  announce(job);
+  return GB_OK;
+}
+
+/* ---- the list of open jobs ---- */
+
+static void close_at_exit(void) {
+  for (;;) {
+    pthread_mutex_lock(&open_lock);
+    gb_job *job = open_jobs;
+    pthread_mutex_unlock(&open_lock);
+    if (!job || job->fork_count != gbi_fork_count()) return;
+    (void)gbi_job_close(job, NULL);
+  }
+}
+
+static void remember(gb_job *job) {
+  static bool registered; /* under open_lock */
+  pthread_mutex_lock(&open_lock);
+  if (!registered) registered = !atexit(close_at_exit);
+  job->next_open = open_jobs;
+  open_jobs = job;
+  pthread_mutex_unlock(&open_lock);
+}
+
+static void forget(gb_job *job) {
+  pthread_mutex_lock(&open_lock);
+  for (gb_job **at = &open_jobs; *at; at = &(*at)->next_open)
+    if (*at == job) {
+      *at = job->next_open;
+      break;
+    }
+  pthread_mutex_unlock(&open_lock);
+}
+
+/* ---- open and close ---- */
+
+static void free_job(gb_job *job) {
+  if (job->group) gbi_group_free(job->group);
+  gbi_control_close(job->control);
+  gbi_hostarea_close(job->area);
+  gbi_discovery_free(job->discovery);
+  for (int r = 0; job->who && r < job->world; r++) free(job->who[r]);
+  free(job->who);
+  free(job->facts);
+  free(job->facts_at);
+  gbi_watch_fini(&job->watch);
+  free(job);
+}
+
+/* Reads what the caller's header covers. */
+static gb_status copy_params(const gb_job_params *given, gb_job_params *params,
+                             gb_error *error) {
+  static const gb_job_params init = GB_JOB_PARAMS_INIT;
+  *params = init;
+  if (!given) return GB_OK;
+  if (given->size < offsetof(gb_job_params, timeout_ms))
+    return gbi_fail(error, GB_ERR_ARGUMENT,
+                    "the size of gb_job_params is %zu: start from "
+                    "GB_JOB_PARAMS_INIT",
+                    given->size);
+  memcpy(params, given, GBI_MIN(given->size, sizeof *params));
+  return GB_OK;
+}
+
+gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
+                      gb_error *error) {
+  gb_error local;
+  if (!error) error = &local;
+  gbi_error_clear(error);
+  gb_job_params params;
+  GBI_TRY(copy_params(given, &params, error));
+  if (!job_p) return gbi_fail(error, GB_ERR_ARGUMENT, "job_p is NULL");
+  char level[256] = "";
+  gbi_env("GPUBRIDGE_LOG", level, sizeof level);
+  GBI_TRY(gbi_log_configure(level, error));
+  gb_job *job = calloc(1, sizeof *job);
+  if (!job) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a job");
+  job->fork_count = gbi_fork_count();
+  job->timeout_ms = params.timeout_ms ? params.timeout_ms : DEFAULT_TIMEOUT_MS;
+  gbi_watch_init(&job->watch);
+  opener o = {.job = job, .params = &params};
+  o.deadline_ns = gbi_deadline_after_ms(job->timeout_ms);
+  gb_status status = find_rank(&o, error);
+  if (status == GB_OK) {
+    gbi_log_set_rank(job->rank);
+    status = open_steps(&o, error);
+  }
+  free(o.record);
+  for (int r = 0; r < GBI_RESOURCES; r++)
+    if (o.comms[r]) {
+      o.comms[r]->ops->stop(o.comms[r]);
+      o.comms[r]->ops->close(o.comms[r]);
+    }
+  if (status != GB_OK) {
+    free_job(job);
+    return status;
+  }
+  remember(job);
+  *job_p = job;
+  return GB_OK;
+}
+
+gb_status gbi_job_close(gb_job *job, gb_error *error) {
+  if (!job) return GB_OK;
+  if (job->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  forget(job);
+  gbi_group_drain(job->group);
+  gbi_control_goodbye(job->control, gbi_deadline_after_ms(GOODBYE_MS));
+  gbi_engine_stop(gbi_group_engine(job->group));
+  free_job(job);
+  return GB_OK;
+}
+
+void gbi_job_abort(gb_job *job, const char *reason) {
+  if (!job || job->fork_count != gbi_fork_count()) return;
+  gb_error cause;
+  gbi_fail_rank(&cause, GB_ERR_ABORTED, job->rank,
+                "%s aborted the job: %.1500s", job->who[job->rank],
+                reason ? reason : "no reason given");
+  gbi_control_abort(job->control, &cause);
+}

@@ -1,0 +1,32 @@
+/* core/job: the life of a job, from gb_job_open to gb_job_close. */
+#ifndef GBI_CORE_JOB_H
+#define GBI_CORE_JOB_H
+
+#include "control/control.h"
+#include "core/discovery.h"
+#include "core/group.h"
+#include "observe/watch.h"
+#include "os/hostarea.h"
+
+struct gb_job {
+  unsigned fork_count;
+  int rank, world;
+  uint64_t timeout_ms;
+  gbi_control *control;
+  gbi_discovery *discovery;
+  gbi_hostarea *area;
+  gb_group *group;          /* the world */
+  gbi_watch watch;
+  char **who;               /* by global rank, for texts */
+  gb_pair *facts;           /* all ranks' facts, one after another */
+  size_t *facts_at;         /* world + 1 */
+  struct gb_job *next_open; /* list of open jobs, for the exit handler */
+};
+
+/* The public calls of job.h, whose contracts hold. */
+gb_status gbi_job_open(const gb_job_params *params, gb_job **job_p,
+                       gb_error *error);
+gb_status gbi_job_close(gb_job *job, gb_error *error);
+void gbi_job_abort(gb_job *job, const char *reason);
+
+#endif

@@ -1,0 +1,114 @@
+#include "core/work.h"
+
+#include "core/group.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SLICE_MS = 100 };
+
+gbi_works *gbi_works_new(void) {
+  gbi_works *works = calloc(1, sizeof *works);
+  if (!works) return NULL;
+  atomic_init(&works->holds, 1);
+  pthread_mutex_init(&works->lock, NULL);
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&works->changed, &attributes);
+  pthread_condattr_destroy(&attributes);
+  return works;
+}
+
+void gbi_works_release(gbi_works *works) {
+  if (atomic_fetch_sub(&works->holds, 1) != 1) return;
+  pthread_cond_destroy(&works->changed);
+  pthread_mutex_destroy(&works->lock);
+  free(works);
+}
+
+void gbi_works_wait(gbi_works *works, int most_ms) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += (long)most_ms * 1000000;
+  until.tv_sec += until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  pthread_cond_timedwait(&works->changed, &works->lock, &until);
+}
+
+void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
+                   const void *in, void *out) {
+  memset(work, 0, offsetof(gb_work, error));
+  gbi_error_clear(&work->error);
+  atomic_init(&work->holds, 1);
+  work->coll = *coll;
+  work->in = in;
+  work->out = out;
+  work->seq = UINT64_MAX;
+  work->task = NULL;
+  work->works = works;
+  work->fork_count = gbi_fork_count();
+  work->hook = NULL;
+}
+
+gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
+  if (!work) return gbi_fail(error, GB_ERR_ARGUMENT, "the work is NULL");
+  if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  uint64_t deadline =
+      timeout_ms ? gbi_deadline_after_ms(timeout_ms) : GBI_NEVER;
+  gb_status status = GB_OK;
+  pthread_mutex_lock(&work->works->lock);
+  while (!work->done && status == GB_OK) {
+    int left = gbi_deadline_left_ms(deadline, SLICE_MS);
+    if (!left) {
+      status = gbi_fail(error, GB_ERR_WAIT_TIMEOUT,
+                        "the work was not done after %.4g s; it goes on",
+                        (double)timeout_ms / 1000.0);
+      break;
+    }
+    gbi_works_wait(work->works, left);
+    if (work->done || !work->hook) continue;
+    pthread_mutex_unlock(&work->works->lock);
+    if (work->hook(work->hook_arg))
+      status = gbi_fail(error, GB_ERR_INTERRUPTED,
+                        "the wait was interrupted; the work goes on");
+    pthread_mutex_lock(&work->works->lock);
+  }
+  if (status == GB_OK && work->error.status != GB_OK) {
+    status = work->error.status;
+    if (error) *error = work->error;
+  }
+  pthread_mutex_unlock(&work->works->lock);
+  return status;
+}
+
+gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error) {
+  if (!work || !done_p)
+    return gbi_fail(error, GB_ERR_ARGUMENT, "the work or done_p is NULL");
+  if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  pthread_mutex_lock(&work->works->lock);
+  *done_p = work->done;
+  gb_status status = GB_OK;
+  if (work->done && work->error.status != GB_OK) {
+    status = work->error.status;
+    if (error) *error = work->error;
+  }
+  pthread_mutex_unlock(&work->works->lock);
+  return status;
+}
+
+int64_t gbi_work_seq(const gb_work *work) {
+  if (!work) return -1;
+  pthread_mutex_lock(&work->works->lock);
+  int64_t seq = work->seq == UINT64_MAX ? -1 : (int64_t)work->seq;
+  pthread_mutex_unlock(&work->works->lock);
+  return seq;
+}
+
+void gbi_work_release(gb_work *work) {
+  if (!work) return;
+  if (atomic_fetch_sub(&work->holds, 1) != 1) return;
+  gbi_works_release(work->works);
+  free(work);
+}

@@ -1,0 +1,52 @@
+/* core/work: the handle of one call. Fields are guarded by the group's lock
+ * once the work is queued; a sync call's work lives on its caller's stack. A
+ * handle may outlive its job, so the lock is counted: gbi_works. */
+#ifndef GBI_CORE_WORK_H
+#define GBI_CORE_WORK_H
+
+#include "core/engine.h"
+
+#include <gpubridge/coll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* What a group and all its works share. */
+typedef struct gbi_works {
+  atomic_int holds;
+  pthread_mutex_t lock; /* level 10 */
+  pthread_cond_t changed;
+} gbi_works;
+
+gbi_works *gbi_works_new(void); /* NULL: no memory */
+void gbi_works_release(gbi_works *works);
+/* With the lock held: until somebody broadcasts, at most so long. */
+void gbi_works_wait(gbi_works *works, int most_ms);
+
+struct gb_work {
+  atomic_int holds; /* the caller's and the library's */
+  gb_work *next;    /* in the queue */
+  gbi_coll coll;
+  const void *in;
+  void *out;
+  bool queued; /* async */
+  bool done;
+  gb_error error; /* status GB_OK: success */
+  uint64_t seq;
+  uint64_t deadline_ns;
+  gbi_task *task;  /* while it runs */
+  int *plan_users; /* while it runs */
+  gbi_works *works; /* held by a queued work */
+  unsigned fork_count;
+  int (*hook)(void *arg);
+  void *hook_arg;
+};
+
+void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
+                   const void *in, void *out);
+/* The public calls of coll.h, whose contracts hold. */
+gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error);
+gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error);
+int64_t gbi_work_seq(const gb_work *work);
+void gbi_work_release(gb_work *work);
+
+#endif

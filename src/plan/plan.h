@@ -1,0 +1,113 @@
+/* plan: the step language.
+ *
+ * A plan is what one rank does for one collective: a bounded list of steps. A
+ * step runs on a resource (the island's communicator, the bridge, the world's
+ * communicator of the `flat` policy, or the rank itself) over one contiguous
+ * range of elements. Steps of one resource start in the order of the list, as
+ * soon as what they depend on is done; several may be in flight.
+ *
+ * All ranks' plans of one call fit together: every member of a communicator
+ * lists the same steps on it in the same order. check.h proves that.
+ *
+ * Plans are made by policies, run by the engine, cached by call shape. A plan
+ * is immutable once made; any thread may read it. */
+#ifndef GBI_PLAN_PLAN_H
+#define GBI_PLAN_PLAN_H
+
+#include "base/base.h"
+#include "plan/topology.h"
+
+#define GBI_PLAN_STEPS_MAX (1u << 20)
+#define GBI_CHUNKS_MAX 65536 /* chunks grow rather than pass this */
+
+typedef enum gbi_resource {
+  GBI_ON_RANK,   /* local work */
+  GBI_ON_ISLAND, /* members: the island's ranks, ascending */
+  GBI_ON_BRIDGE, /* members: the leaders, ascending */
+  GBI_ON_WORLD,  /* members: all ranks */
+  GBI_RESOURCES
+} gbi_resource;
+
+typedef enum gbi_verb {
+  /* On a communicator; the words of comm.h. */
+  GBI_DO_REDUCE,
+  GBI_DO_BROADCAST,
+  GBI_DO_ALL_REDUCE,
+  GBI_DO_TRANSFER,
+  /* On the rank. */
+  GBI_DO_COPY,   /* src to dst, same dtype; nothing when they are one */
+  GBI_DO_WIDEN,  /* half src to float32 dst */
+  GBI_DO_DIVIDE, /* dst by the world size, in place */
+  GBI_DO_NARROW, /* float32 src by the world size, to half dst */
+  GBI_DO_FOLD    /* dst = row 0 (op) row 1 ..., rows of `count` at src; an AVG
+                    is divided too, and a float16 one summed in float32 */
+} gbi_verb;
+
+/* Phase names of spec 4.9; NONE is not shown. */
+typedef enum gbi_phase_id {
+  GBI_PHASE_NONE,
+  GBI_PHASE_ISLAND_REDUCE,
+  GBI_PHASE_ISLAND_GATHER,
+  GBI_PHASE_BRIDGE,
+  GBI_PHASE_ISLAND_BROADCAST,
+  GBI_PHASE_ISLAND_SCATTER,
+  GBI_PHASES
+} gbi_phase_id;
+const char *gbi_phase_name(int phase); /* "island-reduce"; static */
+
+typedef enum gbi_place { GBI_IN, GBI_OUT, GBI_SCRATCH } gbi_place;
+
+/* `offset` counts elements of the step's dtype in the call's buffers, bytes in
+ * the scratch. For in-place calls IN and OUT are one memory. */
+typedef struct gbi_ref {
+  uint8_t place;
+  uint64_t offset;
+} gbi_ref;
+
+typedef struct gbi_step {
+  uint8_t resource, verb, phase;
+  uint8_t wide;       /* communicator steps: elements are float32 sums */
+  int32_t root, peer; /* member indices */
+  gbi_ref src, dst;
+  uint64_t count;     /* elements */
+  /* Steps [from, from + count) must be done first; two ranges. */
+  struct { uint32_t from, count; } deps[2];
+} gbi_step;
+
+/* One collective as a policy sees it. */
+typedef struct gbi_coll {
+  uint8_t op;      /* gbi_op */
+  uint8_t dtype;   /* gb_dtype */
+  uint8_t redop;   /* gb_redop, 255 none */
+  int32_t root;    /* group rank, -1 none */
+  uint64_t count;  /* all_reduce, broadcast: elements; all_gather: of one row;
+                      reduce_scatter: of one slice */
+} gbi_coll;
+bool gbi_coll_equal(const gbi_coll *a, const gbi_coll *b);
+/* float16 averages travel as float32 sums, so that they cannot overflow. */
+bool gbi_coll_is_wide(const gbi_coll *coll);
+
+typedef struct gbi_plan {
+  gbi_coll coll;
+  gbi_step *steps;
+  uint32_t count;
+  uint32_t capacity;
+  uint64_t scratch_bytes;
+  /* Per resource: the steps on it, in order. Made by gbi_plan_seal. */
+  uint32_t *order;
+  uint32_t first[GBI_RESOURCES + 1];
+  uint8_t phases; /* bit p: this rank takes part in phase p */
+  bool failed;    /* a builder call ran out of memory or steps */
+} gbi_plan;
+
+gbi_plan *gbi_plan_new(const gbi_coll *coll);
+void gbi_plan_free(gbi_plan *plan);
+/* Appends a copy; returns its index. On failure plan->failed is set. */
+uint32_t gbi_plan_add(gbi_plan *plan, const gbi_step *step);
+/* The last call: MEMORY when the plan failed. */
+gb_status gbi_plan_seal(gbi_plan *plan, gb_error *error);
+
+/* The element type of a communicator step, and bytes per element. */
+gb_dtype gbi_step_dtype(const gbi_plan *plan, const gbi_step *step);
+
+#endif

@@ -1,0 +1,116 @@
+/* flat: the slow, obviously right reference.
+ *
+ * All ranks are one list; islands and bridge are not used. Every contribution
+ * is broadcast to everybody, chunk by chunk, and each rank folds the rows in
+ * rank order with a plain loop. Nothing is clever, so that everything else can
+ * be compared with it. */
+#include "policy/policy.h"
+
+static bool fits(const gbi_topology *topology) {
+  (void)topology;
+  return true;
+}
+
+static gbi_ref ref(int place, uint64_t offset) {
+  return (gbi_ref){(uint8_t)place, offset};
+}
+
+static uint32_t add_broadcast(gbi_plan *plan, int root, gbi_ref src,
+                              gbi_ref dst, uint64_t count, uint32_t from,
+                              uint32_t n) {
+  gbi_step step = {.resource = GBI_ON_WORLD,
+                   .verb = GBI_DO_BROADCAST,
+                   .root = root,
+                   .src = src,
+                   .dst = dst,
+                   .count = count};
+  step.deps[0].from = from;
+  step.deps[0].count = n;
+  return gbi_plan_add(plan, &step);
+}
+
+/* Rows of [in_at, in_at + count) of every rank into scratch, then folded into
+ * OUT at out_at when `keep`. */
+static void fold_range(const gbi_policy_env *env, gbi_plan *plan,
+                       uint64_t in_at, uint64_t out_at, uint64_t count,
+                       bool keep, uint32_t *previous_p) {
+  uint64_t bytes = gb_dtype_bytes((gb_dtype)plan->coll.dtype);
+  uint64_t world = (uint64_t)env->topology->world;
+  uint64_t chunk = gbi_chunk_elements(env, plan, count);
+  chunk = GBI_MAX(chunk / world, 1);
+  plan->scratch_bytes = GBI_MAX(plan->scratch_bytes, chunk * bytes * world);
+  /* Each chunk waits for the whole one before it (the last one of the slice
+   * before, at first): one chunk at a time is in the scratch. */
+  uint32_t previous = GBI_MIN(*previous_p, plan->count);
+  for (uint64_t at = 0; at < count; at += chunk) {
+    uint64_t n = GBI_MIN(chunk, count - at);
+    uint32_t before = plan->count, waits = before - previous;
+    gbi_step copy = {.resource = GBI_ON_RANK,
+                     .verb = GBI_DO_COPY,
+                     .src = ref(GBI_IN, in_at + at),
+                     .dst = ref(GBI_SCRATCH, (uint64_t)env->rank * n * bytes),
+                     .count = n};
+    copy.deps[0].from = previous;
+    copy.deps[0].count = waits;
+    gbi_plan_add(plan, &copy);
+    for (int r = 0; r < env->topology->world; r++) {
+      gbi_ref row = ref(GBI_SCRATCH, (uint64_t)r * n * bytes);
+      add_broadcast(plan, r, row, row, n, previous,
+                    r == env->rank ? waits + 1 : waits);
+    }
+    previous = before;
+    if (!keep) continue;
+    gbi_step fold = {.resource = GBI_ON_RANK,
+                     .verb = GBI_DO_FOLD,
+                     .src = ref(GBI_SCRATCH, 0),
+                     .dst = ref(GBI_OUT, out_at + at),
+                     .count = n};
+    fold.deps[0].from = before;
+    fold.deps[0].count = plan->count - before;
+    gbi_plan_add(plan, &fold);
+  }
+  *previous_p = previous;
+}
+
+static void plan_all_gather(const gbi_policy_env *env, gbi_plan *plan) {
+  uint64_t row = plan->coll.count;
+  gbi_step copy = {.resource = GBI_ON_RANK,
+                   .verb = GBI_DO_COPY,
+                   .src = ref(GBI_IN, 0),
+                   .dst = ref(GBI_OUT, (uint64_t)env->rank * row),
+                   .count = row};
+  uint32_t copied = gbi_plan_add(plan, &copy);
+  for (int r = 0; r < env->topology->world; r++) {
+    gbi_ref at = ref(GBI_OUT, (uint64_t)r * row);
+    add_broadcast(plan, r, at, at, row, copied, r == env->rank);
+  }
+}
+
+static void make(const gbi_policy_env *env, gbi_plan *plan) {
+  uint64_t count = plan->coll.count;
+  uint32_t previous = 0;
+  gbi_ref in = ref(GBI_IN, 0), out = ref(GBI_OUT, 0);
+  switch (plan->coll.op) {
+    case GBI_OP_BROADCAST:
+      add_broadcast(plan, plan->coll.root, in, out, count, 0, 0);
+      break;
+    case GBI_OP_ALL_GATHER:
+      plan_all_gather(env, plan);
+      break;
+    case GBI_OP_REDUCE_SCATTER:
+      for (int r = 0; r < env->topology->world; r++)
+        fold_range(env, plan, (uint64_t)r * count, 0, count, r == env->rank,
+                   &previous);
+      break;
+    default: fold_range(env, plan, 0, 0, count, true, &previous);
+  }
+}
+
+const gbi_policy_ops gbi_policy_flat = {
+    .name = "flat",
+    .help = "reference: every rank gets every contribution and folds them in "
+            "rank order",
+    .fits = fits,
+    .plan = make,
+    .uses_world = true,
+};

@@ -1,0 +1,62 @@
+#include "policy/policy.h"
+
+#include <string.h>
+
+static const gbi_policy_ops *const policies[] = {
+    &gbi_policy_native_only,
+    &gbi_policy_reduce_bridge_broadcast,
+    &gbi_policy_flat,
+};
+
+const gbi_policy_ops *gbi_policy_find(const char *name) {
+  /* Pipelining is how bridge steps work here; its old name still answers. */
+  if (!strcmp(name, "pipelined-reduce-bridge-broadcast"))
+    name = gbi_policy_reduce_bridge_broadcast.name;
+  for (size_t i = 0; i < GBI_COUNT(policies); i++)
+    if (!strcmp(policies[i]->name, name)) return policies[i];
+  return NULL;
+}
+
+const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology) {
+  return topology->islands_count == 1 ? &gbi_policy_native_only
+                                      : &gbi_policy_reduce_bridge_broadcast;
+}
+
+void gbi_policy_names(const gbi_topology *topology, char *buffer,
+                      size_t bytes) {
+  gbi_text text;
+  gbi_text_init(&text, buffer, bytes);
+  for (size_t i = 0; i < GBI_COUNT(policies); i++)
+    if (!topology || policies[i]->fits(topology))
+      gbi_text_add(&text, "%s%s", text.used ? ", " : "", policies[i]->name);
+}
+
+gb_status gbi_policy_plan(const gbi_policy_ops *policy,
+                          const gbi_policy_env *env, const gbi_coll *coll,
+                          gbi_plan **plan_p, gb_error *error) {
+  gbi_plan *plan = gbi_plan_new(coll);
+  if (!plan) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a plan");
+  policy->plan(env, plan);
+  gb_status status = gbi_plan_seal(plan, error);
+  if (status != GB_OK)
+    gbi_plan_free(plan);
+  else
+    *plan_p = plan;
+  return status;
+}
+
+uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
+                            uint64_t total) {
+  uint64_t bytes = gb_dtype_bytes((gb_dtype)plan->coll.dtype);
+  uint64_t chunk = GBI_MAX(env->chunk_bytes / bytes, 1);
+  if (total / chunk >= GBI_CHUNKS_MAX) chunk = total / GBI_CHUNKS_MAX + 1;
+  uint64_t line = 64 / bytes;
+  return chunk > line ? (chunk + line - 1) / line * line : chunk;
+}
+
+uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
+                                uint64_t chunk_bytes) {
+  /* A chunk is rounded up to a line of 64 bytes and doubles for wide sums; the
+   * rows of `flat` are at least one element each. */
+  return (chunk_bytes + 64) * 2 * GBI_SLOTS + 8 * (uint64_t)topology->world;
+}

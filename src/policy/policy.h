@@ -1,0 +1,63 @@
+/* policy: how a collective travels.
+ *
+ * May call base and plan. A policy turns (topology, collective, settings) into
+ * one rank's plan. It is pure: no I/O, no sockets, no streams, no clock. It
+ * changes how data travels, never what is computed; `flat` is the slow
+ * reference that all others are compared with.
+ *
+ * Adding one: a file here and a line in policy.c. */
+#ifndef GBI_POLICY_POLICY_H
+#define GBI_POLICY_POLICY_H
+
+#include "plan/plan.h"
+#include "plan/topology.h"
+
+typedef struct gbi_policy_env {
+  const gbi_topology *topology;
+  int rank;             /* the rank whose plan is made */
+  uint64_t chunk_bytes; /* pipelining unit; equal on all ranks */
+} gbi_policy_env;
+
+typedef struct gbi_policy_ops {
+  const char *name;
+  const char *help;
+  bool (*fits)(const gbi_topology *topology);
+  /* Fills an empty plan; the caller seals it. */
+  void (*plan)(const gbi_policy_env *env, gbi_plan *plan);
+  bool uses_world; /* needs the communicator of all ranks */
+} gbi_policy_ops;
+
+extern const gbi_policy_ops gbi_policy_native_only;
+extern const gbi_policy_ops gbi_policy_reduce_bridge_broadcast;
+extern const gbi_policy_ops gbi_policy_flat;
+
+/* By name, old aliases included; NULL when unknown. */
+const gbi_policy_ops *gbi_policy_find(const char *name);
+/* What "auto" means on this topology. */
+const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology);
+/* Names for error texts; only those that fit, when topology is given. */
+void gbi_policy_names(const gbi_topology *topology, char *buffer,
+                      size_t bytes);
+
+/* Makes and seals one rank's plan. The caller frees it. */
+gb_status gbi_policy_plan(const gbi_policy_ops *policy,
+                          const gbi_policy_env *env, const gbi_coll *coll,
+                          gbi_plan **plan_p, gb_error *error);
+
+/* The most scratch a plan of these settings can ask for. */
+uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
+                                uint64_t chunk_bytes);
+
+/* ---- shared by the policies ---- */
+
+/* Chunks in flight at most: the bridge works on some while islands fill and
+ * empty others. */
+#define GBI_LOOKAHEAD 4
+#define GBI_SLOTS (GBI_LOOKAHEAD + 2) /* scratch slots of one chunk */
+
+/* Elements per chunk for `total` elements of the plan's type: chunk_bytes, at
+ * least 1, larger when GBI_CHUNKS_MAX would be passed. Aligned to 64 bytes. */
+uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
+                            uint64_t total);
+
+#endif

@@ -1,0 +1,401 @@
+/* reduce-bridge-broadcast: the default across islands.
+ *
+ *            island A                bridge                island B
+ *   all_reduce, per chunk:
+ *     members --reduce--> leader <==all_reduce==> leader <--reduce-- members
+ *     members <-bcast---- leader                  leader --bcast---> members
+ *   broadcast from a rank of A:
+ *     rank --bcast--> A's others      leader ====> leader --bcast--> members
+ *   all_gather, per run of rows: as a broadcast of that run from its island
+ *   reduce_scatter, per run of slices that belong to B:
+ *     members --reduce--> leader ===reduce===> leader --slice--> its rank
+ *
+ * Only what the other side needs crosses the bridge. Chunks are pipelined: the
+ * island works on chunk c + GBI_LOOKAHEAD while the bridge has chunk c and the
+ * island hands out chunk c - 1. The order of steps on the island is therefore
+ * "take in c, hand out c - GBI_LOOKAHEAD", the same on every rank.
+ *
+ * A "run" is a maximal range of consecutive ranks of one island, so that
+ * contiguous islands cost one range and interleaved ones one range a rank. */
+#include "policy/policy.h"
+
+#include <stdlib.h>
+
+static bool fits(const gbi_topology *topology) {
+  return topology->islands_count >= 2;
+}
+
+static gbi_ref ref(int place, uint64_t offset) {
+  return (gbi_ref){(uint8_t)place, offset};
+}
+
+/* What one rank needs to know to write its plan. */
+typedef struct maker {
+  const gbi_policy_env *env;
+  const gbi_topology *topology;
+  gbi_plan *plan;
+  const gbi_island *island; /* mine */
+  int island_index;
+  bool leads;
+  bool alone;     /* the island has one rank: it needs no island steps */
+  bool wide;
+  uint64_t bytes; /* of one element of the call */
+} maker;
+
+static void depend(gbi_step *step, uint32_t from, uint32_t count) {
+  int slot = step->deps[0].count ? 1 : 0;
+  step->deps[slot].from = from;
+  step->deps[slot].count = count;
+}
+
+static uint32_t add_local(maker *m, int verb, gbi_ref src, gbi_ref dst,
+                          uint64_t count, uint32_t from, uint32_t n) {
+  gbi_step step = {.resource = GBI_ON_RANK,
+                   .verb = (uint8_t)verb,
+                   .src = src,
+                   .dst = dst,
+                   .count = count};
+  depend(&step, from, n);
+  return gbi_plan_add(m->plan, &step);
+}
+
+static gbi_step island_step(int verb, int phase, int root, gbi_ref src,
+                            gbi_ref dst, uint64_t count) {
+  return (gbi_step){.resource = GBI_ON_ISLAND,
+                    .verb = (uint8_t)verb,
+                    .phase = (uint8_t)phase,
+                    .root = root,
+                    .src = src,
+                    .dst = dst,
+                    .count = count};
+}
+
+static gbi_step bridge_step(int verb, int root, gbi_ref src, gbi_ref dst,
+                            uint64_t count) {
+  gbi_step step = island_step(verb, GBI_PHASE_BRIDGE, root, src, dst, count);
+  step.resource = GBI_ON_BRIDGE;
+  return step;
+}
+
+/* ---- all_reduce ---- */
+
+/* Island sum onto the leader and the bridge's total, in place. Returns the
+ * index of the step after which the leader's chunk is final; members have none
+ * (returns their only step). */
+static uint32_t reduce_chunk(maker *m, uint64_t at, uint64_t n, gbi_ref place,
+                             uint32_t free_from, uint32_t free_count) {
+  uint32_t last_from = free_from, last_count = free_count;
+  gbi_ref out = ref(GBI_OUT, at);
+  if (m->wide) {
+    last_from = add_local(m, GBI_DO_WIDEN, ref(GBI_IN, at), place, n, last_from,
+                          last_count);
+    last_count = 1;
+  }
+  if (!m->alone) {
+    gbi_step step = island_step(GBI_DO_REDUCE, GBI_PHASE_ISLAND_REDUCE, 0,
+                                place, place, n);
+    step.wide = m->wide;
+    depend(&step, last_from, last_count);
+    last_from = gbi_plan_add(m->plan, &step);
+    last_count = 1;
+  }
+  if (!m->leads) return last_from;
+  gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
+  step.wide = m->wide;
+  depend(&step, last_from, last_count);
+  last_from = gbi_plan_add(m->plan, &step);
+  if (m->wide)
+    last_from = add_local(m, GBI_DO_NARROW, place, out, n, last_from, 1);
+  else if (m->plan->coll.redop == GB_AVG)
+    last_from = add_local(m, GBI_DO_DIVIDE, out, out, n, last_from, 1);
+  return last_from;
+}
+
+static uint32_t hand_out_chunk(maker *m, uint64_t at, uint64_t n,
+                               uint32_t after) {
+  if (m->alone) return after;
+  gbi_step step =
+      island_step(GBI_DO_BROADCAST, GBI_PHASE_ISLAND_BROADCAST, 0,
+                  ref(GBI_OUT, at), ref(GBI_OUT, at), n);
+  depend(&step, after, 1);
+  return gbi_plan_add(m->plan, &step);
+}
+
+static void plan_all_reduce(maker *m) {
+  uint64_t count = m->plan->coll.count;
+  uint64_t chunk = gbi_chunk_elements(m->env, m->plan, count);
+  uint64_t chunks = count ? (count + chunk - 1) / chunk : 1;
+  uint64_t slot_bytes = chunk * 4;
+  if (m->wide) m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
+  uint32_t done[GBI_SLOTS] = {0}; /* last step of the chunk in each slot */
+  for (uint64_t c = 0; c < chunks + GBI_LOOKAHEAD; c++) {
+    if (c < chunks) {
+      uint64_t at = c * chunk, n = GBI_MIN(chunk, count - at);
+      uint32_t slot = (uint32_t)(c % GBI_SLOTS);
+      gbi_ref place =
+          m->wide ? ref(GBI_SCRATCH, slot * slot_bytes) : ref(GBI_OUT, at);
+      bool reused = m->wide && c >= GBI_SLOTS;
+      done[slot] = reduce_chunk(m, at, n, place, done[slot], reused);
+    }
+    if (c >= GBI_LOOKAHEAD) {
+      uint64_t k = c - GBI_LOOKAHEAD, at = k * chunk;
+      uint32_t slot = (uint32_t)(k % GBI_SLOTS);
+      done[slot] =
+          hand_out_chunk(m, at, GBI_MIN(chunk, count - at), done[slot]);
+    }
+  }
+}
+
+/* ---- broadcast and all_gather ---- */
+
+/* A range of OUT that one island gives to all others. */
+typedef struct unit {
+  int island;
+  int rank;        /* broadcast: the source; -1: rows of several ranks */
+  uint64_t at, count;
+  uint64_t turn;   /* its place in the order that all ranks follow */
+} unit;
+
+/* The source island's own part: everybody there gets each row from its rank.
+ * Returns the first step; *count_p how many. */
+static uint32_t spread_at_home(maker *m, const unit *u, uint64_t row,
+                               uint32_t copied, uint32_t *count_p) {
+  uint32_t first = m->plan->count;
+  uint64_t at = u->at, last = u->at + u->count;
+  do {
+    int rank = u->rank >= 0 ? u->rank : (int)(at / row);
+    uint64_t end =
+        u->rank >= 0 ? last : GBI_MIN(((uint64_t)rank + 1) * row, last);
+    gbi_step step = island_step(
+        GBI_DO_BROADCAST,
+        u->rank >= 0 ? GBI_PHASE_ISLAND_BROADCAST : GBI_PHASE_ISLAND_GATHER,
+        gbi_topology_position(m->topology, rank), ref(GBI_OUT, at),
+        ref(GBI_OUT, at), end - at);
+    if (u->rank < 0 && rank == m->env->rank) depend(&step, copied, 1);
+    gbi_plan_add(m->plan, &step);
+    at = end;
+  } while (at < last);
+  *count_p = m->plan->count - first;
+  return first;
+}
+
+/* Takes the unit in: home spread and bridge. Returns the step after which the
+ * leader of another island may hand it out. */
+static uint32_t take_unit(maker *m, const unit *u, uint64_t row,
+                          uint32_t copied) {
+  uint32_t first = copied, spread = u->rank < 0;
+  if (u->island == m->island_index && !m->alone) {
+    uint32_t count;
+    first = spread_at_home(m, u, row, copied, &count);
+    spread = count;
+  }
+  if (!m->leads) return first;
+  gbi_step step = bridge_step(GBI_DO_BROADCAST, u->island, ref(GBI_OUT, u->at),
+                              ref(GBI_OUT, u->at), u->count);
+  if (u->island == m->island_index) depend(&step, first, spread);
+  return gbi_plan_add(m->plan, &step);
+}
+
+static void hand_out_unit(maker *m, const unit *u, uint32_t after) {
+  if (u->island == m->island_index || m->alone) return;
+  gbi_step step =
+      island_step(GBI_DO_BROADCAST, GBI_PHASE_ISLAND_BROADCAST, 0,
+                  ref(GBI_OUT, u->at), ref(GBI_OUT, u->at), u->count);
+  if (m->leads) depend(&step, after, 1);
+  gbi_plan_add(m->plan, &step);
+}
+
+static int compare_turns(const void *a, const void *b) {
+  uint64_t x = ((const unit *)a)->turn, y = ((const unit *)b)->turn;
+  return x < y ? -1 : x > y;
+}
+
+/* Cuts rows 0..world-1 of `row` elements into units: runs, cut by chunk. Islands
+ * take turns, so that the bridge is busy in every direction at once. The caller
+ * frees; NULL sets plan->failed. */
+static unit *cut_units(maker *m, uint64_t row, uint64_t chunk,
+                       uint64_t *count_p) {
+  const gbi_topology *t = m->topology;
+  uint64_t most = row * (uint64_t)t->world / chunk + (uint64_t)t->world + 1;
+  unit *units = malloc(most * sizeof *units);
+  uint64_t *turns = calloc((size_t)t->islands_count, sizeof *turns);
+  uint64_t count = 0;
+  m->plan->failed |= !units || !turns;
+  for (int first = 0, last; first < t->world && units && turns; first = last) {
+    int island = t->island_of[first];
+    for (last = first + 1; last < t->world; last++)
+      if (t->island_of[last] != island) break;
+    uint64_t end = (uint64_t)last * row;
+    for (uint64_t at = (uint64_t)first * row; at < end; at += chunk) {
+      uint64_t turn = turns[island]++ * (uint64_t)t->islands_count;
+      units[count++] = (unit){island, -1, at, GBI_MIN(chunk, end - at),
+                              turn + (uint64_t)island};
+    }
+  }
+  if (!turns) {
+    free(units);
+    units = NULL;
+  }
+  free(turns);
+  if (units) qsort(units, count, sizeof *units, compare_turns);
+  *count_p = count;
+  return units;
+}
+
+static void plan_all_gather(maker *m) {
+  uint64_t row = m->plan->coll.count, count;
+  uint64_t total = row * (uint64_t)m->topology->world;
+  uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
+  uint32_t copied =
+      add_local(m, GBI_DO_COPY, ref(GBI_IN, 0),
+                ref(GBI_OUT, (uint64_t)m->env->rank * row), row, 0, 0);
+  unit *units = cut_units(m, row, chunk, &count);
+  uint32_t after[GBI_LOOKAHEAD];
+  for (uint64_t i = 0; units && i < count + GBI_LOOKAHEAD; i++) {
+    uint32_t *slot = &after[i % GBI_LOOKAHEAD];
+    if (i >= GBI_LOOKAHEAD) hand_out_unit(m, &units[i - GBI_LOOKAHEAD], *slot);
+    if (i < count) *slot = take_unit(m, &units[i], row, copied);
+  }
+  free(units);
+}
+
+static void plan_broadcast(maker *m) {
+  uint64_t count = m->plan->coll.count;
+  uint64_t chunk = gbi_chunk_elements(m->env, m->plan, count);
+  uint64_t chunks = count ? (count + chunk - 1) / chunk : 1;
+  int root = m->plan->coll.root;
+  unit ring[GBI_LOOKAHEAD];
+  uint32_t after[GBI_LOOKAHEAD];
+  for (uint64_t c = 0; c < chunks + GBI_LOOKAHEAD; c++) {
+    uint64_t i = c % GBI_LOOKAHEAD;
+    if (c >= GBI_LOOKAHEAD) hand_out_unit(m, &ring[i], after[i]);
+    if (c >= chunks) continue;
+    ring[i] = (unit){m->topology->island_of[root], root, c * chunk,
+                     GBI_MIN(chunk, count - c * chunk), c};
+    after[i] = take_unit(m, &ring[i], 0, 0);
+  }
+}
+
+/* ---- reduce_scatter ---- */
+
+/* Slices [at, at + count) of the input, all of ranks of island `to`. */
+static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
+                           uint32_t free_from, uint32_t free_count) {
+  gbi_ref src = ref(GBI_IN, u->at);
+  uint32_t from = free_from, n = free_count;
+  if (m->wide) {
+    from = add_local(m, GBI_DO_WIDEN, src, place, u->count, from, n);
+    n = 1;
+    src = place;
+  }
+  if (!m->alone) {
+    gbi_step step = island_step(GBI_DO_REDUCE, GBI_PHASE_ISLAND_REDUCE, 0, src,
+                                place, u->count);
+    step.wide = m->wide;
+    depend(&step, from, n);
+    from = gbi_plan_add(m->plan, &step);
+    n = 1;
+    src = place;
+  }
+  if (!m->leads) return from;
+  gbi_step step =
+      bridge_step(GBI_DO_REDUCE, u->island, src, place, u->count);
+  step.wide = m->wide;
+  depend(&step, from, n);
+  return gbi_plan_add(m->plan, &step);
+}
+
+/* At the island the slices belong to: the leader sends each rank its part and
+ * keeps its own. `place` is the leader's sum. Returns the last step. */
+static void scatter_sum(maker *m, const unit *u, gbi_ref place, uint32_t after,
+                        uint64_t slice) {
+  uint64_t size = m->wide ? 4 : m->bytes;
+  for (uint64_t at = u->at; at < u->at + u->count;) {
+    int rank = (int)(at / slice);
+    uint64_t end = GBI_MIN(((uint64_t)rank + 1) * slice, u->at + u->count);
+    gbi_ref part = ref(GBI_SCRATCH, place.offset + (at - u->at) * size);
+    gbi_ref out = ref(GBI_OUT, at - (uint64_t)rank * slice);
+    uint64_t n = end - at;
+    at = end;
+    bool mine = rank == m->env->rank;
+    if (m->leads && mine) {
+      if (m->wide)
+        add_local(m, GBI_DO_NARROW, part, out, n, after, 1);
+      else
+        add_local(m, GBI_DO_COPY, part, out, n, after, 1);
+      if (!m->wide && m->plan->coll.redop == GB_AVG)
+        add_local(m, GBI_DO_DIVIDE, out, out, n, m->plan->count - 1, 1);
+    }
+    if (m->alone || rank == m->island->leader) continue;
+    gbi_step step = island_step(GBI_DO_TRANSFER, GBI_PHASE_ISLAND_SCATTER, 0,
+                                part, m->wide ? part : out, n);
+    step.peer = gbi_topology_position(m->topology, rank);
+    step.wide = m->wide;
+    depend(&step, after, 1);
+    uint32_t got = gbi_plan_add(m->plan, &step);
+    if (!mine) continue;
+    if (m->wide)
+      add_local(m, GBI_DO_NARROW, part, out, n, got, 1);
+    else if (m->plan->coll.redop == GB_AVG)
+      add_local(m, GBI_DO_DIVIDE, out, out, n, got, 1);
+  }
+}
+
+static void plan_reduce_scatter(maker *m) {
+  uint64_t slice = m->plan->coll.count, count;
+  uint64_t total = slice * (uint64_t)m->topology->world;
+  uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
+  uint64_t slot_bytes = chunk * (m->wide ? 4 : m->bytes);
+  m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
+  unit *units = cut_units(m, slice, chunk, &count);
+  /* Per slot: the step that ends the sum in it, and the steps after which it is
+   * free again. */
+  uint32_t sum[GBI_SLOTS], from[GBI_SLOTS] = {0}, steps[GBI_SLOTS] = {0};
+  for (uint64_t i = 0; units && i < count + GBI_LOOKAHEAD; i++) {
+    if (i < count) {
+      uint32_t slot = (uint32_t)(i % GBI_SLOTS), first = m->plan->count;
+      gbi_ref place = ref(GBI_SCRATCH, slot * slot_bytes);
+      sum[slot] = gather_sum(m, &units[i], place, from[slot], steps[slot]);
+      from[slot] = first;
+      steps[slot] = m->plan->count - first;
+    }
+    if (i < GBI_LOOKAHEAD) continue;
+    const unit *u = &units[i - GBI_LOOKAHEAD];
+    if (u->island != m->island_index) continue;
+    uint32_t slot = (uint32_t)((i - GBI_LOOKAHEAD) % GBI_SLOTS);
+    uint32_t first = m->plan->count;
+    scatter_sum(m, u, ref(GBI_SCRATCH, slot * slot_bytes), sum[slot], slice);
+    if (m->plan->count == first) continue;
+    from[slot] = first;
+    steps[slot] = m->plan->count - first;
+  }
+  free(units);
+}
+
+static void make(const gbi_policy_env *env, gbi_plan *plan) {
+  const gbi_topology *t = env->topology;
+  int index = t->island_of[env->rank];
+  maker m = {.env = env,
+             .topology = t,
+             .plan = plan,
+             .island = &t->islands[index],
+             .island_index = index,
+             .leads = t->islands[index].leader == env->rank,
+             .alone = t->islands[index].count == 1,
+             .wide = gbi_coll_is_wide(&plan->coll),
+             .bytes = gb_dtype_bytes((gb_dtype)plan->coll.dtype)};
+  switch (plan->coll.op) {
+    case GBI_OP_BROADCAST: plan_broadcast(&m); break;
+    case GBI_OP_ALL_GATHER: plan_all_gather(&m); break;
+    case GBI_OP_REDUCE_SCATTER: plan_reduce_scatter(&m); break;
+    default: plan_all_reduce(&m);
+  }
+}
+
+const gbi_policy_ops gbi_policy_reduce_bridge_broadcast = {
+    .name = "reduce-bridge-broadcast",
+    .help = "islands reduce onto their leaders, leaders meet over the bridge, "
+            "islands hand out; pipelined by chunk",
+    .fits = fits,
+    .plan = make,
+};

@@ -1,0 +1,325 @@
+/* gpubridge check: every collective, type and reduction over the layout of the
+ * job it runs in, with integer-valued data, so that every right answer is
+ * exact. Without a job it launches one on this machine. */
+#include "tool.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { OPS = 5, RANKS_MAX = 1024 };
+static const char *const op_names[OPS] = {"all_reduce", "broadcast",
+                                          "all_gather", "reduce_scatter",
+                                          "barrier"};
+
+typedef struct checker {
+  gb_job *job;
+  gb_group *group;
+  int rank, world;
+  size_t count;
+  long wrong; /* of this rank, in the current cell */
+} checker;
+
+/* ---- values ---- */
+
+/* Bounded so that no order of summation rounds or overflows: 8-bit types sum
+ * to at most 127 with up to 42 ranks. */
+static int value_of(int rank, size_t i, gb_dtype dtype) {
+  int most = gb_dtype_bytes(dtype) == 1 ? 3 : 16;
+  return (int)((i * 7 + (size_t)rank * 5 + 1) % (size_t)most) + 1;
+}
+
+/* Encodes a small number (a multiple of 1/1024 for halves) exactly. */
+static uint16_t half_bits(double v, int mantissa, int bias) {
+  if (v == 0) return 0;
+  int e;
+  double m = frexp(v, &e); /* 0.5 <= m < 1 */
+  int exponent = e - 1 + bias;
+  double scaled = (m * 2 - 1) * (double)(1 << mantissa);
+  return (uint16_t)(exponent << mantissa | (int)nearbyint(scaled));
+}
+
+static double half_value(uint16_t bits, int mantissa, int bias) {
+  int exponent = bits >> mantissa & (mantissa == 10 ? 31 : 255);
+  double m = 1 + (double)(bits & ((1 << mantissa) - 1)) / (1 << mantissa);
+  return bits ? ldexp(m, exponent - bias) : 0;
+}
+
+static void store(void *data, size_t i, gb_dtype dtype, double v) {
+  switch (dtype) {
+    case GB_INT8: ((int8_t *)data)[i] = (int8_t)v; break;
+    case GB_UINT8: ((uint8_t *)data)[i] = (uint8_t)v; break;
+    case GB_INT32: ((int32_t *)data)[i] = (int32_t)v; break;
+    case GB_INT64: ((int64_t *)data)[i] = (int64_t)v; break;
+    case GB_FLOAT16: ((uint16_t *)data)[i] = half_bits(v, 10, 15); break;
+    case GB_BFLOAT16: ((uint16_t *)data)[i] = half_bits(v, 7, 127); break;
+    case GB_FLOAT32: ((float *)data)[i] = (float)v; break;
+    default: ((double *)data)[i] = v;
+  }
+}
+
+static double load(const void *data, size_t i, gb_dtype dtype) {
+  switch (dtype) {
+    case GB_INT8: return ((const int8_t *)data)[i];
+    case GB_UINT8: return ((const uint8_t *)data)[i];
+    case GB_INT32: return ((const int32_t *)data)[i];
+    case GB_INT64: return (double)((const int64_t *)data)[i];
+    case GB_FLOAT16: return half_value(((const uint16_t *)data)[i], 10, 15);
+    case GB_BFLOAT16: return half_value(((const uint16_t *)data)[i], 7, 127);
+    case GB_FLOAT32: return ((const float *)data)[i];
+    default: return ((const double *)data)[i];
+  }
+}
+
+/* What the reduction must give. An average is rounded to the type once, by the
+ * same road the library takes: sum, then one division. */
+static double reduced(const checker *c, size_t i, gb_dtype dtype, gb_redop op) {
+  double sum = 0, most = -1e9, least = 1e9;
+  for (int r = 0; r < c->world; r++) {
+    double v = value_of(r, i, dtype);
+    sum += v;
+    most = fmax(most, v);
+    least = fmin(least, v);
+  }
+  if (op == GB_MAX) return most;
+  if (op == GB_MIN) return least;
+  if (op == GB_SUM) return sum;
+  double mean = sum / c->world;
+  if (dtype == GB_FLOAT64) return mean;
+  float rounded = (float)sum / (float)c->world;
+  if (dtype == GB_FLOAT32) return rounded;
+  int bits = dtype == GB_FLOAT16 ? 11 : 8, e;
+  double m = frexp(rounded, &e);
+  return ldexp(nearbyint(ldexp(m, bits)), e - bits);
+}
+
+/* ---- one cell of the table ---- */
+
+static void count_wrong(checker *c, const void *data, size_t i, gb_dtype dtype,
+                        double want) {
+  if (load(data, i, dtype) != want) c->wrong++;
+}
+
+static gb_status check_all_reduce(checker *c, void *data, gb_dtype dtype,
+                                  gb_redop op, gb_error *error) {
+  for (size_t i = 0; i < c->count; i++)
+    store(data, i, dtype, value_of(c->rank, i, dtype));
+  gb_buffer buffer = {data, c->count, dtype};
+  gb_status status = gb_all_reduce(c->group, &buffer, op, NULL, error);
+  for (size_t i = 0; status == GB_OK && i < c->count; i++)
+    count_wrong(c, data, i, dtype, reduced(c, i, dtype, op));
+  return status;
+}
+
+static gb_status check_broadcast(checker *c, void *data, gb_dtype dtype,
+                                 gb_error *error) {
+  for (int root = 0; root < c->world; root++) {
+    for (size_t i = 0; i < c->count; i++)
+      store(data, i, dtype, value_of(c->rank, i, dtype));
+    gb_buffer buffer = {data, c->count, dtype};
+    gb_status status = gb_broadcast(c->group, &buffer, root, NULL, error);
+    if (status != GB_OK) return status;
+    for (size_t i = 0; i < c->count; i++)
+      count_wrong(c, data, i, dtype, value_of(root, i, dtype));
+  }
+  return GB_OK;
+}
+
+static gb_status check_all_gather(checker *c, void *data, void *row,
+                                  gb_dtype dtype, gb_error *error) {
+  size_t n = c->count;
+  for (size_t i = 0; i < n; i++)
+    store(row, i, dtype, value_of(c->rank, i, dtype));
+  gb_buffer output = {data, n * (size_t)c->world, dtype};
+  gb_buffer input = {row, n, dtype};
+  gb_status status = gb_all_gather(c->group, &output, &input, NULL, error);
+  for (size_t i = 0; status == GB_OK && i < n * (size_t)c->world; i++)
+    count_wrong(c, data, i, dtype, value_of((int)(i / n), i % n, dtype));
+  return status;
+}
+
+static gb_status check_reduce_scatter(checker *c, void *data, void *row,
+                                      gb_dtype dtype, gb_redop op,
+                                      gb_error *error) {
+  size_t n = c->count;
+  for (size_t i = 0; i < n * (size_t)c->world; i++)
+    store(data, i, dtype, value_of(c->rank, i, dtype));
+  gb_buffer output = {row, n, dtype};
+  gb_buffer input = {data, n * (size_t)c->world, dtype};
+  gb_status status =
+      gb_reduce_scatter(c->group, &output, &input, op, NULL, error);
+  for (size_t i = 0; status == GB_OK && i < n; i++)
+    count_wrong(c, row, i, dtype,
+                reduced(c, (size_t)c->rank * n + i, dtype, op));
+  return status;
+}
+
+static gb_status run_cell(checker *c, int op, gb_dtype dtype, gb_redop redop,
+                          void *data, void *row, gb_error *error) {
+  switch (op) {
+    case 0: return check_all_reduce(c, data, dtype, redop, error);
+    case 1: return check_broadcast(c, data, dtype, error);
+    case 2: return check_all_gather(c, data, row, dtype, error);
+    case 3: return check_reduce_scatter(c, data, row, dtype, redop, error);
+    default: return gb_barrier(c->group, NULL, error);
+  }
+}
+
+/* The wrong elements of all ranks, so that rank 0 can say so. */
+static gb_status add_up(checker *c, long *total, gb_error *error) {
+  int64_t sum = c->wrong;
+  gb_buffer buffer = {&sum, 1, GB_INT64};
+  gb_status status = gb_all_reduce(c->group, &buffer, GB_SUM, NULL, error);
+  *total = (long)sum;
+  return status;
+}
+
+static bool averages(gb_dtype dtype) {
+  return dtype == GB_FLOAT16 || dtype == GB_BFLOAT16 || dtype == GB_FLOAT32 ||
+         dtype == GB_FLOAT64;
+}
+
+static gb_status check_row(checker *c, int op, gb_dtype dtype, void *data,
+                           void *row, long *failures, gb_error *error) {
+  bool reduces = op == 0 || op == 3;
+  if (!c->rank)
+    printf("%-16s %-9s", op_names[op], op == 4 ? "-" : gb_dtype_name(dtype));
+  for (int redop = 0; redop < (reduces ? GB_REDOP_COUNT : 1); redop++) {
+    long total = 0;
+    if (reduces && redop == GB_AVG && !averages(dtype)) {
+      if (!c->rank) printf(" %-8s", "-");
+      continue;
+    }
+    c->wrong = 0;
+    gb_status status =
+        run_cell(c, op, dtype, (gb_redop)redop, data, row, error);
+    if (status == GB_OK) status = add_up(c, &total, error);
+    if (status != GB_OK) return status;
+    char text[32] = "ok";
+    if (total) snprintf(text, sizeof text, "%ld bad", total);
+    *failures += total != 0;
+    if (!c->rank) printf(" %-8s", text);
+  }
+  if (!c->rank) printf("\n");
+  return GB_OK;
+}
+
+static gb_status check_all(checker *c, long *failures, gb_error *error) {
+  size_t bytes = c->count * (size_t)c->world * 8;
+  void *data = malloc(bytes), *row = malloc(c->count * 8);
+  gb_status status = data && row ? GB_OK : GB_ERR_MEMORY;
+  if (!c->rank)
+    printf("%-16s %-9s %-8s %-8s %-8s %-8s\n", "collective", "type", "sum",
+           "avg", "max", "min");
+  for (int op = 0; op < OPS && status == GB_OK; op++)
+    for (int t = 0; t < (op == 4 ? 1 : GB_DTYPE_COUNT) && status == GB_OK; t++)
+      status = check_row(c, op, (gb_dtype)t, data, row, failures, error);
+  free(data);
+  free(row);
+  return status;
+}
+
+static void print_layout(const checker *c) {
+  gb_job_info info = {.size = sizeof info};
+  if (c->rank || gb_job_get_info(c->job, &info) != GB_OK) return;
+  for (int i = 0; i < info.islands_count; i++) {
+    gb_island_info island = {.size = sizeof island};
+    if (gb_job_get_island(c->job, i, &island) != GB_OK) continue;
+    printf("island %-12s ranks", island.label);
+    for (int k = 0; k < island.ranks_count; k++)
+      printf(" %d%s", island.ranks[k],
+             island.ranks[k] == island.leader ? "*" : "");
+    printf("\n");
+  }
+  printf("bridge %s (%s), policy %s\n", info.bridge, info.bridge_reason,
+         info.policy);
+}
+
+static int check_in_job(const char *policy, const char *bridge, size_t count) {
+  gb_job_params params = GB_JOB_PARAMS_INIT;
+  gb_error error = {.text = ""};
+  checker c = {.count = count};
+  long failures = 0;
+  params.timeout_ms = 60000;
+  params.policy = policy;
+  params.bridge = bridge;
+  gb_status status = gb_job_open(&params, &c.job, &error);
+  if (status == GB_OK) {
+    gb_job_info info = {.size = sizeof info};
+    (void)gb_job_get_info(c.job, &info);
+    c.rank = info.rank;
+    c.world = info.world_size;
+    c.group = gb_job_world(c.job);
+    print_layout(&c);
+    status = check_all(&c, &failures, &error);
+    (void)gb_job_close(c.job, NULL);
+  }
+  if (status != GB_OK) {
+    fprintf(stderr, "gpubridge check: %s\n", error.text);
+    return 1;
+  }
+  if (!c.rank) printf("%s\n", failures ? "FAILED" : "all exact");
+  return failures ? 1 : 0;
+}
+
+static void usage(FILE *out) {
+  fprintf(out,
+          "usage: gpubridge check [OPTIONS]\n\n"
+          "Runs every collective, type and reduction with exact data and "
+          "prints a table.\nInside a job (RANK is set) it checks that job; "
+          "otherwise it launches one.\n\n"
+          "  --islands LIST  layout to launch (default nvidia:2,amd:2)\n"
+          "  --policy NAME   (default auto)\n"
+          "  --bridge NAME   (default: GPUBRIDGE_BRIDGE, else auto)\n"
+          "  --count N       elements per rank (default 4099)\n");
+}
+
+int tool_check(int argc, char **argv) {
+  static const struct option options[] = {
+      {"islands", required_argument, NULL, 'i'},
+      {"policy", required_argument, NULL, 'p'},
+      {"bridge", required_argument, NULL, 'b'},
+      {"count", required_argument, NULL, 'c'},
+      {"help", no_argument, NULL, 'h'},
+      {0}};
+  const char *islands = "nvidia:2,amd:2", *policy = NULL, *bridge = NULL;
+  long count = 4099;
+  int c;
+  while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+    switch (c) {
+      case 'i': islands = optarg; break;
+      case 'p': policy = optarg; break;
+      case 'b': bridge = optarg; break;
+      case 'c': count = strtol(optarg, NULL, 10); break;
+      case 'h': usage(stdout); return 0;
+      default: usage(stderr); return EXIT_USAGE;
+    }
+  }
+  if (count < 1 || count > 1L << 28) {
+    usage(stderr);
+    return EXIT_USAGE;
+  }
+  if (getenv("RANK")) return check_in_job(policy, bridge, (size_t)count);
+  static tool_rank ranks[RANKS_MAX];
+  int world = tool_parse_islands(islands, ranks, RANKS_MAX);
+  if (world < 0) return EXIT_USAGE;
+  /* The same command, once per rank: it finds RANK set then. */
+  char self[4096];
+  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (n < 0) {
+    fprintf(stderr, "gpubridge check: cannot find this program: %s\n",
+            strerror(errno));
+    return 1;
+  }
+  self[n] = 0;
+  char **program = calloc((size_t)argc + 2, sizeof *program);
+  program[0] = self;
+  for (int i = 0; i < argc; i++) program[i + 1] = argv[i];
+  int code = tool_launch(ranks, world, 0, 5, false, program);
+  free(program);
+  return code;
+}
