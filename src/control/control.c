@@ -132,8 +132,7 @@ static gb_status open_rank0(gbi_control *c, gb_error *error) {
   int count = 0;
   GBI_TRY(gbi_control_new_auth(c, error));
   if (c->world > 1)
-    GBI_TRY(
-        gbi_control_addresses(c, list, &count, chosen, sizeof chosen, error));
+    gbi_control_addresses(c, list, &count, chosen, sizeof chosen);
   GBI_TRY(open_server(c, list, count, error));
   c->who0 = c->who;
   GBI_TRY(watch_link(c, error));

@@ -141,6 +141,22 @@ GB_TEST(control, gathers_all_records, .ranks = 4) {
   leave();
 }
 
+/* S005: nothing but IPv6. */
+GB_TEST(control, gathers_over_ipv6, .ranks = 3) {
+  setenv("MASTER_ADDR", "::1", 1);
+  must_open();
+  must_gather();
+  leave();
+}
+
+/* The user's interface decides where rank 0 listens. */
+GB_TEST(control, gathers_over_a_named_interface, .ranks = 2) {
+  setenv("GPUBRIDGE_TCP_IFNAME", "lo", 1);
+  must_open();
+  must_gather();
+  leave();
+}
+
 GB_TEST(control, one_rank_needs_nobody) {
   unsetenv("MASTER_ADDR");
   must_open();
@@ -382,6 +398,39 @@ GB_TEST(control, exchange_fails_together, .ranks = 4) {
                                    &error));
   gbi_blobs_free(&blobs);
   leave();
+}
+
+/* The rank with the problem is gone before the last one comes to hear of it; so
+ * is, in the second case, rank 0. */
+static void problem_for_a_late_rank(int bad, int late) {
+  static const int all[] = {0, 1, 2, 3};
+  gb_error problem;
+  gbi_blobs blobs;
+  must_open();
+  must_gather();
+  gbi_fail_rank(&problem, GB_ERR_CONNECT, bad, "rank %d could not connect",
+                bad);
+  if (gb_rank() == late) {
+    gb_test_await(&b->step, 1, 20 * SECONDS);
+    struct timespec nap = {0, 300000000};
+    nanosleep(&nap, NULL);
+  }
+  GB_CHECK_INT(
+      gbi_control_exchange(control, 0, all, 4, gb_rank(),
+                           gb_rank() == bad ? &problem : NULL, "x", 1,
+                           gbi_deadline_after_ms(10000), &blobs, &error),
+      GB_ERR_CONNECT);
+  gbi_control_close(control);
+  if (gb_rank() == bad) __atomic_store_n(&b->step, 1, __ATOMIC_SEQ_CST);
+  same_text(error.text, 4);
+}
+
+GB_TEST(control, late_rank_hears_the_problem, .ranks = 4) {
+  problem_for_a_late_rank(2, 3);
+}
+
+GB_TEST(control, late_rank_hears_rank_zeros_problem, .ranks = 4) {
+  problem_for_a_late_rank(0, 3);
 }
 
 GB_TEST(control, exchange_names_who_did_not_come, .ranks = 3) {

@@ -12,7 +12,9 @@ static void sanitize(char *text, bool lines) {
       *text = ' ';
 }
 
-static void one_line(char *text) { sanitize(text, false); }
+static void one_line(char *text) {
+  sanitize(text, false);
+}
 
 const char *gbi_who_text(int rank, const gbi_who *who,
                          char text[GBI_WHO_TEXT]) {

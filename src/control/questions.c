@@ -355,6 +355,14 @@ void gbi_server_member_left(gbi_server *s, int rank) {
   }
 }
 
+const gb_error *gbi_server_open_error(const gbi_server *s, int rank) {
+  for (const gbi_exchange *x = s->exchanges; x; x = x->next)
+    for (int i = 0; x->failed && i < x->count; i++)
+      if (rank < 0 || (x->members[i] == rank && x->slots[i].in))
+        return &x->error;
+  return NULL;
+}
+
 uint64_t gbi_server_questions_tick(gbi_server *s, uint64_t now) {
   uint64_t next = GBI_NEVER;
   for (gbi_exchange *x = s->exchanges; x; x = x->next) {

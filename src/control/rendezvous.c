@@ -175,15 +175,15 @@ static bool is_literal(const char *host) {
          inet_pton(AF_INET6, host, raw) == 1;
 }
 
-gb_status gbi_control_addresses(gbi_control *c, gbi_address *list, int *count_p,
-                                char *chosen, size_t bytes, gb_error *error) {
-  if (by_interface(list, count_p, chosen, bytes)) return GB_OK;
+void gbi_control_addresses(gbi_control *c, gbi_address *list, int *count_p,
+                           char *chosen, size_t bytes) {
+  if (by_interface(list, count_p, chosen, bytes)) return;
   if (c->store_host[0]) {
     gbi_address peers[GBI_ADDRESSES_MAX], local;
     int n = 0;
     bool only_loopback = true;
-    GBI_TRY(gbi_resolve(c->store_host, 9, c->params.store.deadline_ns, peers,
-                        &n, error));
+    /* The store was reached by this name, or it is a hint of the caller's. */
+    (void)gbi_resolve(c->store_host, 9, gbi_now_ns(), peers, &n, NULL);
     for (int i = 0; i < n; i++) {
       if (gbi_route_source(&peers[i], &local, NULL) != GB_OK) continue;
       only_loopback = only_loopback && gbi_address_is_loopback(&local);
@@ -198,7 +198,6 @@ gb_status gbi_control_addresses(gbi_control *c, gbi_address *list, int *count_p,
     add_all(list, count_p, true);
     snprintf(chosen, bytes, "these are all addresses of its machine");
   }
-  return GB_OK;
 }
 
 /* ---- rank 0: publishing ---- */

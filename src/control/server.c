@@ -174,7 +174,13 @@ static void member_lost(gbi_server *s, gbi_conn *c) {
   lose(s, c);
   if (m->conn != c) return;
   m->conn = NULL;
-  if (!m->left)
+  if (m->left) return;
+  /* It went because the set-up of a group failed; those who have not come to
+   * it yet must hear of that, not of its consequence. */
+  const gb_error *reason = gbi_server_open_error(s, c->rank);
+  if (reason)
+    gbi_server_fail(s, reason);
+  else
     member_gone(s, c->rank, "is gone: its connection closed without a goodbye");
 }
 
@@ -595,6 +601,8 @@ uint64_t gbi_server_tick(gbi_server *s, uint64_t now, bool frozen) {
 
 void gbi_server_drain(gbi_server *s) {
   if (s->draining) return;
+  const gb_error *reason = gbi_server_open_error(s, -1);
+  if (reason) gbi_server_fail(s, reason);
   s->draining = true;
   /* Without a goodbye or a failure, this end is a death for the others. */
   bool orderly = s->failed || s->leaving;

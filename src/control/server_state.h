@@ -124,6 +124,9 @@ bool gbi_server_exchange(gbi_server *server, int rank, gbi_reader *body);
 bool gbi_server_stalled(gbi_server *server, int rank, gbi_reader *body);
 bool gbi_server_state(gbi_server *server, int rank, gbi_reader *body);
 void gbi_server_member_left(gbi_server *server, int rank);
+/* The error of an exchange that `rank` (-1: anybody) has taken part in and that
+ * others have yet to hear of; NULL when there is none. */
+const gb_error *gbi_server_open_error(const gbi_server *server, int rank);
 uint64_t gbi_server_questions_tick(gbi_server *server, uint64_t now_ns);
 void gbi_server_questions_free(gbi_server *server);
 

@@ -84,9 +84,8 @@ struct gbi_control {
 gb_status gbi_control_publish(gbi_control *control, const gbi_address *list,
                               int count, const char *chosen, gb_error *error);
 /* The addresses rank 0 listens on; `chosen` says why in a few words. */
-gb_status gbi_control_addresses(gbi_control *control, gbi_address *list,
-                                int *count_p, char *chosen, size_t bytes,
-                                gb_error *error);
+void gbi_control_addresses(gbi_control *control, gbi_address *list,
+                           int *count_p, char *chosen, size_t bytes);
 gb_status gbi_control_new_auth(gbi_control *control, gb_error *error);
 /* Leaves the joined connection in control->link. */
 gb_status gbi_control_join(gbi_control *control, gb_error *error);
