@@ -4,11 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Texts of others end up in one-line errors: no control characters. */
-static void one_line(char *text) {
+/* Texts of others end up in errors and terminals: no control characters. */
+static void sanitize(char *text, bool lines) {
   for (; *text; text++)
-    if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = ' ';
+    if (((unsigned char)*text < 0x20 && !(lines && *text == '\n')) ||
+        *text == 0x7f)
+      *text = ' ';
 }
+
+static void one_line(char *text) { sanitize(text, false); }
 
 const char *gbi_who_text(int rank, const gbi_who *who,
                          char text[GBI_WHO_TEXT]) {
@@ -47,7 +51,7 @@ void gbi_get_error(gbi_reader *r, gb_error *error) {
   int32_t status = gbi_get_i32(r);
   error->rank = gbi_get_i32(r);
   gbi_get_text(r, error->text, sizeof error->text);
-  one_line(error->text);
+  sanitize(error->text, true); /* a refusal lists problems, one a line */
   /* Only failures of the table are failures. */
   error->status = (gb_status)status;
   if (status >= 0 || gb_status_scope(error->status) == GB_SCOPE_NONE)

@@ -1,0 +1,120 @@
+#include "core/settings.h"
+
+#include "control/control.h"
+#include "os/net.h"
+#include "transport/transport.h"
+
+#include <string.h>
+
+/* Words that mean yes or no, where a setting has other words too. */
+#define OFF_WORDS "off|0|false|no"
+#define ON_WORDS "on|1|true|yes"
+
+const gbi_setting gbi_core_settings[] = {
+    {.name = "GPUBRIDGE_BRIDGE",
+     .default_value = "auto",
+     .kind = GBI_SETTING_TEXT,
+     .must_agree = true,
+     .help = "bridge between islands when the program names none: auto, shm, "
+             "tcp"},
+    {.name = "GPUBRIDGE_POLICY",
+     .default_value = "auto",
+     .kind = GBI_SETTING_TEXT,
+     .must_agree = true,
+     .help = "collective policy when the program names none"},
+    {.name = "GPUBRIDGE_VENDOR",
+     .default_value = "",
+     .kind = GBI_SETTING_CHOICE,
+     .choices = "nvidia|amd",
+     .help = "simulate this vendor on CPU"},
+    {.name = "GPUBRIDGE_CPU_ONLY",
+     .default_value = "0",
+     .kind = GBI_SETTING_BOOL,
+     .help = "run on CPU, with the vendor of the installed build"},
+    {.name = "GPUBRIDGE_ISLAND",
+     .default_value = "",
+     .kind = GBI_SETTING_TEXT,
+     .help = "name of this rank's island; unset: its vendor"},
+    {.name = "GPUBRIDGE_SIM_HOSTNAME",
+     .default_value = "",
+     .kind = GBI_SETTING_TEXT,
+     .help = "host name that a simulated rank reports"},
+    {.name = "GPUBRIDGE_SPLIT_TEST",
+     .default_value = "off",
+     .kind = GBI_SETTING_CHOICE,
+     .must_agree = true,
+     .choices = "half|alternate|node|" ON_WORDS "|" OFF_WORDS,
+     .help = "for tests: split a single-vendor job in two islands; yes means "
+             "half"},
+    {.name = "GPUBRIDGE_CHUNK_BYTES",
+     .default_value = "4M",
+     .kind = GBI_SETTING_SIZE,
+     .must_agree = true,
+     .min = 8,
+     .max = INT64_C(1) << 40,
+     .multiple = 8,
+     .help = "unit in which a collective is pipelined"},
+    {.name = "GPUBRIDGE_PINNED_STAGING",
+     .default_value = "0",
+     .kind = GBI_SETTING_BOOL,
+     .must_agree = true,
+     .help = "leaders stage through one pinned buffer"},
+    {.name = "GPUBRIDGE_BRIDGE_COMPRESSION",
+     .default_value = "off",
+     .kind = GBI_SETTING_CHOICE,
+     .must_agree = true,
+     .choices = "bf16|fp8|" OFF_WORDS,
+     .help = "lossy payloads on the bridge"},
+    {.name = "GPUBRIDGE_ASYNC_QUEUE",
+     .default_value = "1024",
+     .kind = GBI_SETTING_INT,
+     .min = 1,
+     .max = 1 << 20,
+     .help = "async collectives that may wait in line"},
+    {.name = "GPUBRIDGE_ALLOW_DEBUG_GLOO",
+     .default_value = "0",
+     .kind = GBI_SETTING_BOOL,
+     .must_agree = true,
+     .help = "accept the Gloo groups that torch makes at debug level DETAIL"},
+    {.name = "GPUBRIDGE_WARN_AFTER",
+     .default_value = "30",
+     .kind = GBI_SETTING_INT,
+     .min = 1,
+     .max = 86400,
+     .help = "seconds after which a waiting call asks who is late"},
+    {.name = "GPUBRIDGE_LOG",
+     .default_value = "warn",
+     .kind = GBI_SETTING_TEXT,
+     .help = "error, warn, info, debug, trace or data, or a list like "
+             "tcp=trace,warn"},
+};
+const int gbi_core_settings_count = GBI_COUNT(gbi_core_settings);
+
+int gbi_settings_tables(const gbi_setting *tables[GBI_SETTING_TABLES_MAX],
+                        int counts[GBI_SETTING_TABLES_MAX]) {
+  int count = 0, transports_count;
+  tables[count] = gbi_core_settings;
+  counts[count++] = gbi_core_settings_count;
+  tables[count] = gbi_control_settings;
+  counts[count++] = gbi_control_settings_count;
+  tables[count] = gbi_net_settings;
+  counts[count++] = gbi_net_settings_count;
+  const gbi_transport_ops *const *all = gbi_transport_all(&transports_count);
+  for (int i = 0; i < transports_count && count < GBI_SETTING_TABLES_MAX; i++) {
+    if (!all[i]->settings_count) continue;
+    tables[count] = all[i]->settings;
+    counts[count++] = all[i]->settings_count;
+  }
+  return count;
+}
+
+const gbi_setting *gbi_core_setting_find(const char *name) {
+  for (int i = 0; i < gbi_core_settings_count; i++)
+    if (!strcmp(gbi_core_settings[i].name, name)) return &gbi_core_settings[i];
+  return NULL;
+}
+
+int64_t gbi_core_setting(const char *name) {
+  const gbi_setting *setting = gbi_core_setting_find(name);
+  return setting ? gbi_setting_number(setting) : 0;
+}
