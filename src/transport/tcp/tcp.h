@@ -1,0 +1,151 @@
+/* transport/tcp: links of one or more TCP connections, driven by the calling
+ * thread. Nothing outside this folder includes this header.
+ *
+ *   tcp.c      settings, open, close, describe
+ *   address.c  which local addresses to listen on
+ *   connect.c  brings all links up; strangers at the door
+ *   frame.c    the header in front of every piece
+ *   data.c     sends, receives, progress
+ *
+ * A link has `streams` connections. A message is cut into pieces of at most
+ * `piece_bytes`; whichever connection has room takes the next piece. The
+ * receiver knows a piece's place from its frame header. */
+#ifndef GBI_TRANSPORT_TCP_TCP_H
+#define GBI_TRANSPORT_TCP_TCP_H
+
+#include "os/net.h"
+#include "transport/transport.h"
+
+#include <stdatomic.h>
+
+#define GBI_TCP_STREAMS_MAX 64
+#define GBI_TCP_CANDIDATES_MAX 8
+#define GBI_TCP_FRAME_BYTES 64
+/* One system call moves at most this much: enough to make its fixed cost
+ * vanish, little enough that sending and receiving alternate. */
+#define GBI_TCP_CALL_BYTES ((size_t)512 << 10)
+/* Sinks are fed from here while it is still in the second-level cache. */
+#define GBI_TCP_SCRATCH_BYTES ((size_t)256 << 10)
+/* Bytes in front of the scratch for a part of an element left from before. */
+#define GBI_TCP_SCRATCH_LEAD 64
+/* A connection's own buffer takes a header with what came right behind it. */
+#define GBI_TCP_BUFFER_MAX ((size_t)72 << 10)
+#define GBI_TCP_BUFFER_MIN ((size_t)4 << 10)
+#define GBI_TCP_BUFFERS_BYTES ((size_t)1 << 20) /* all of them, about */
+/* A lone connection has nothing to share out: a piece is a whole message. */
+#define GBI_TCP_PIECE_ALONE ((size_t)1 << 30)
+
+/* The header of a piece, decoded. */
+typedef struct gbi_tcp_frame {
+  uint8_t stream;
+  uint64_t tag;
+  gbi_call call;
+  uint64_t message_bytes, offset;
+  uint32_t piece_bytes;
+} gbi_tcp_frame;
+
+void gbi_tcp_frame_write(const gbi_tcp_frame *frame,
+                         uint8_t raw[GBI_TCP_FRAME_BYTES]);
+/* Checks what can be checked without the receive: NULL, or what is wrong. */
+const char *gbi_tcp_frame_read(const uint8_t raw[GBI_TCP_FRAME_BYTES],
+                               uint8_t stream, size_t piece_bytes,
+                               gbi_tcp_frame *frame);
+
+typedef struct gbi_tcp_conn {
+  int fd; /* -1: closed */
+  uint8_t stream;
+  bool eof;       /* the other side sends nothing any more */
+  bool ready;     /* epoll said so; only where there are many connections */
+  uint32_t armed; /* what epoll watches; 0: not in its set */
+
+  /* The piece being sent, NULL: none. */
+  gbi_xfer *out;
+  size_t out_at, out_end; /* offsets in the message */
+  size_t head_left;       /* header bytes not sent yet */
+  uint8_t head[GBI_TCP_FRAME_BYTES];
+
+  /* The piece being received. */
+  bool has_frame;
+  bool refused;  /* its receive failed with a mismatch: never consumed */
+  gbi_xfer *in;  /* NULL: no receive has its tag yet */
+  gbi_tcp_frame frame;
+  size_t in_at, in_end;
+  uint8_t carry[16]; /* part of an element that waits for its rest */
+  size_t carry_bytes;
+  bool drained; /* the last read took less than it asked for */
+  uint8_t *buffer;
+  size_t at, have; /* buffer[at..have) is not consumed */
+} gbi_tcp_conn;
+
+typedef struct gbi_tcp_link {
+  int member, rank;
+  int streams; /* 0: this is the own place in the list */
+  size_t piece_bytes;
+  uint32_t rtt_us;
+  char address[GBI_ADDRESS_TEXT]; /* of the other side, for texts */
+  char congestion[16];
+  gbi_tcp_conn *conns;
+  int next_conn; /* where the next message starts */
+  gbi_xfer *send_head, **send_tail; /* not wholly cut into pieces yet */
+  gbi_xfer *recv_head, **recv_tail; /* posted, not complete */
+  bool broken;
+  gb_status status; /* why it broke, or the mismatch it saw */
+  gb_error error;
+} gbi_tcp_link;
+
+typedef struct gbi_tcp {
+  gbi_transport base;
+  gbi_transport_params params; /* members: own copy */
+  gbi_member *members;
+  int epoll_fd;
+  int stop_fd; /* an eventfd in the epoll set */
+  _Atomic bool stopped; /* pairs: stop's release store, progress's acquire */
+  bool canceled;        /* pending xfers were completed after stop */
+  int streams_setting;  /* 0: by rule */
+  int64_t piece_setting; /* 0: by rule */
+  char congestion_setting[16];
+  char chosen_by[300]; /* why these addresses, for telemetry */
+  int listeners_count;
+  int listeners[GBI_TCP_CANDIDATES_MAX];
+  gbi_address addresses[GBI_TCP_CANDIDATES_MAX]; /* with ports */
+  gbi_tcp_link *links; /* one a member */
+  gbi_tcp_conn *conns; /* of all links */
+  int conns_count;
+  uint8_t *buffers;
+  size_t buffer_bytes; /* of one connection */
+  uint8_t *scratch;
+  _Atomic uint64_t bytes_sent, bytes_received;
+  _Atomic uint64_t messages_sent, messages_received;
+} gbi_tcp;
+
+enum {
+  GBI_TCP_SET_STREAMS,
+  GBI_TCP_SET_STREAMS_ALIAS,
+  GBI_TCP_SET_CHUNK,
+  GBI_TCP_SET_CHUNK_ALIAS,
+  GBI_TCP_SET_IFNAME,
+  GBI_TCP_SET_IFNAME_ALIAS,
+  GBI_TCP_SET_CONGESTION,
+  GBI_TCP_SETTINGS
+};
+extern const gbi_setting gbi_tcp_settings[];
+/* Reads a setting that has an old and a new name (`which` and the next one).
+ * *name_p: the one that was used. */
+gb_status gbi_tcp_setting(int which, gbi_value *value, const char **name_p,
+                          gb_error *error);
+
+/* address.c: fills t->addresses (ports 0) and listeners_count. */
+gb_status gbi_tcp_choose_addresses(gbi_tcp *t, gb_error *error);
+
+/* connect.c */
+gb_status gbi_tcp_connect(gbi_transport *transport,
+                          const gbi_reader *addresses, uint64_t deadline_ns,
+                          gb_error *error);
+void gbi_tcp_close_listeners(gbi_tcp *t);
+
+/* data.c */
+void gbi_tcp_post_send(gbi_transport *transport, int member, gbi_xfer *xfer);
+void gbi_tcp_post_recv(gbi_transport *transport, int member, gbi_xfer *xfer);
+unsigned gbi_tcp_progress(gbi_transport *transport);
+
+#endif
