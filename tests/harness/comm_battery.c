@@ -533,7 +533,6 @@ void gb_battery_frozen(gb_comm_open_fn open, const int *host) {
     s.call = gb_battery_call(&b, &s);
     s.src = s.dst = m.src;
     fill(m.src, &s, gb_rank());
-    /* Rank 1 may be past a call that the last rank still took part in. */
     gb_battery_start(&b, 0, &s);
     GB_CHECK_INT(gb_battery_drive(&b, 0, 300, &error), GB_ERR_WAIT_TIMEOUT);
     int members[8], found = 0;
@@ -541,7 +540,11 @@ void gb_battery_frozen(gb_comm_open_fn open, const int *host) {
     GB_CHECK(n >= 1);
     for (int i = 0; i < n; i++) found |= members[i] == last;
     GB_CHECK(found || gb_rank() != 0);
-    if (gb_rank() == 0) GB_CHECK_OK(kill(*pid, SIGCONT));
+    __atomic_fetch_add(&pid[1], 1, __ATOMIC_ACQ_REL);
+    if (gb_rank() == 0) {
+      gb_test_await(&pid[1], last, 10000);
+      GB_CHECK_OK(kill(*pid, SIGCONT));
+    }
     GB_CHECK_OK(gb_battery_drive(&b, 0, RUN_MS, &error));
     expect(m.want, &s);
     compare(&s, m.src, m.want, "after the freeze");
