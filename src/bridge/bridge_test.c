@@ -1,5 +1,5 @@
-/* Proves the communicator's contract for the bridge over tcp: the whole
- * battery, with one and with several connections and odd chunks (S081), sums
+/* Proves the communicator's contract for the bridge over tcp and shm: the whole
+ * battery, over tcp also with one and with several connections and odd chunks (S081), sums
  * in member order bit for bit, disagreement (S027 to S032), a death in
  * mid-flight (S042). */
 #include "bridge/bridge.h"
@@ -31,7 +31,14 @@ static gb_status open_four(const gbi_transport_params *params, const int *host,
   return open_tcp(params, host, comm_p, error);
 }
 
+static gb_status open_shm(const gbi_transport_params *params, const int *host,
+                          gbi_comm **comm_p, gb_error *error) {
+  (void)host;
+  return gbi_bridge_open(&gbi_transport_shm, params, comm_p, error);
+}
+
 GB_COMM_BATTERY(bridge_tcp, open_tcp)
+GB_COMM_BATTERY(bridge_shm, open_shm)
 
 GB_COMM_CASE(bridge_striped, values_2, 2, gb_battery_values, open_striped, NULL)
 GB_COMM_CASE(bridge_striped, values_4, 4, gb_battery_values, open_striped, NULL)

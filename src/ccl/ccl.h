@@ -10,7 +10,11 @@
 
 #include "comm/comm.h"
 
-/* Opens the island communicator on host memory. params->members is the island,
+/* Across hosts a sum is added inside each host in member order, then over the
+ * hosts in the order of their first members: every member gets the same bits,
+ * and they depend on the layout of hosts but on nothing else.
+ *
+ * Opens the island communicator on host memory; params->area is connected. params->members is the island,
  * ascending by rank; `local` tells who shares this host. members[i].hostname
  * together with local groups the other hosts: members with equal host_index
  * share a host. */

@@ -8,6 +8,8 @@
 
 enum { RUN_MS = 30000 };
 
+uint64_t gb_fabric_timeout_ms = 10000;
+
 /* ---- Set-up ---- */
 
 void gb_fabric_listen(gb_fabric *f, gb_transport_fn open, gbi_reader *all) {
@@ -20,7 +22,7 @@ void gb_fabric_listen(gb_fabric *f, gb_transport_fn open, gbi_reader *all) {
   gbi_transport_params params = {
       .members = f->members, .members_count = gb_world(), .me = gb_rank(),
       .area = f->area, .auth = &gb_area_auth, .group = 3, .comm = 4,
-      .store_host = "127.0.0.1", .timeout_ms = 10000};
+      .store_host = "127.0.0.1", .timeout_ms = gb_fabric_timeout_ms};
   if (f->ops->open(&params, &f->transport, &error))
     gb_test_fail(__FILE__, __LINE__, "%s", error.text);
   uint8_t mine[1024];
@@ -348,6 +350,31 @@ void gb_transport_chain(gb_transport_fn open) {
     }
     free(data);
   }
+  gb_fabric_close(&f);
+}
+
+/* Rank 1 is busy for three times the timeout, while rank 0 has more to send
+ * than any buffer takes: rank 1 is not silent, only late. */
+void gb_transport_busy_peer(gb_transport_fn open) {
+  gb_fabric f;
+  gb_fabric_timeout_ms = 1000;
+  gb_fabric_open(&f, open);
+  size_t bytes = (size_t)64 << 20;
+  uint8_t *data = buffer(bytes);
+  int *word = gb_spare();
+  gbi_xfer xfer;
+  if (gb_rank() == 0) {
+    gb_pattern(data, bytes, 1);
+    gb_fabric_send(&f, 1, &xfer, 1, data, bytes);
+    GB_CHECK_INT(gb_fabric_wait(&f, &xfer, 3000), GB_ERR_BUSY);
+    __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+  } else {
+    gb_test_await(word, 1, RUN_MS);
+    gb_fabric_recv(&f, 0, &xfer, 1, data, bytes);
+  }
+  GB_CHECK_INT(gb_fabric_wait(&f, &xfer, RUN_MS), GB_OK);
+  gb_check_pattern(data, bytes, 1);
+  free(data);
   gb_fabric_close(&f);
 }
 

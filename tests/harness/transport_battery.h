@@ -6,7 +6,8 @@
  * bytes arrive whole at every size around the borders, both ways at once; tags
  * match whatever the order of posting; a message that nobody has posted waits
  * without harm; sinks get whole elements, every byte once; a gated receive
- * never writes ahead of its gate; a wrong length is PROTOCOL and another call
+ * never writes ahead of its gate; a peer that does not read for longer than the
+ * timeout is waited for; a wrong length is PROTOCOL and another call
  * MISMATCH; stop completes everything; no page fault once warm. */
 #ifndef GB_TRANSPORT_BATTERY_H
 #define GB_TRANSPORT_BATTERY_H
@@ -26,6 +27,8 @@ typedef struct gb_fabric {
   gbi_member members[GB_AREA_RANKS_MAX];
 } gb_fabric;
 
+/* params.timeout_ms of the transports opened from now on; 10 s at first. */
+extern uint64_t gb_fabric_timeout_ms;
 /* Fails the case when it cannot. */
 void gb_fabric_open(gb_fabric *f, gb_transport_fn open);
 /* In two parts, for tests that do something in between. */
@@ -49,6 +52,7 @@ void gb_transport_late_receive(gb_transport_fn open);
 void gb_transport_sinks(gb_transport_fn open);
 void gb_transport_in_place(gb_transport_fn open);
 void gb_transport_chain(gb_transport_fn open);
+void gb_transport_busy_peer(gb_transport_fn open);
 void gb_transport_all_pairs(gb_transport_fn open);
 void gb_transport_wrong_length(gb_transport_fn open);
 void gb_transport_mismatch(gb_transport_fn open);
@@ -66,6 +70,7 @@ void gb_transport_killed(gb_transport_fn open);
   GB_TRANSPORT_CASE(suite_, sinks, 2, gb_transport_sinks, open)                \
   GB_TRANSPORT_CASE(suite_, in_place, 2, gb_transport_in_place, open)          \
   GB_TRANSPORT_CASE(suite_, chain, 3, gb_transport_chain, open)                \
+  GB_TRANSPORT_CASE(suite_, busy_peer, 2, gb_transport_busy_peer, open)        \
   GB_TRANSPORT_CASE(suite_, all_pairs, 5, gb_transport_all_pairs, open)        \
   GB_TRANSPORT_CASE(suite_, wrong_length, 2, gb_transport_wrong_length, open)  \
   GB_TRANSPORT_CASE(suite_, mismatch, 2, gb_transport_mismatch, open)          \

@@ -313,6 +313,11 @@ static void tune(setup *s, gbi_tcp_link *link, int fd) {
   socklen_t bytes = sizeof info;
   memset(&info, 0, sizeof info);
   gbi_socket_tune(fd, s->t->params.timeout_ms);
+  /* The kernel's limit also ends connections whose peer answers but does not
+   * read, as one that computes for a minute before its next call. data.c
+   * looks for silence itself. */
+  unsigned off = 0;
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
   if (!getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) &&
       (!link->rtt_us || info.tcpi_rtt < link->rtt_us))
     link->rtt_us = info.tcpi_rtt;
@@ -433,11 +438,22 @@ static gb_status greet(setup *s, attempt *a) {
   return GB_OK;
 }
 
+/* A port of this machine that nobody listens on may be the one the kernel
+ * picks for our own end: TCP then connects the socket to itself. */
+static bool met_itself(int fd) {
+  gbi_address here = {.bytes = sizeof here.sa};
+  gbi_address there = {.bytes = sizeof there.sa};
+  return !getsockname(fd, (void *)&here.sa, &here.bytes) &&
+         !getpeername(fd, (void *)&there.sa, &there.bytes) &&
+         here.bytes == there.bytes && !memcmp(&here.sa, &there.sa, here.bytes);
+}
+
 static void finish_connect(setup *s, attempt *a) {
   int code = 0;
   char text[64];
   socklen_t bytes = sizeof code;
   getsockopt(a->fd, SOL_SOCKET, SO_ERROR, &code, &bytes);
+  if (!code && met_itself(a->fd)) code = ECONNREFUSED;
   if (code) {
     note_failure(s, a, reason_text(code, text, sizeof text));
     drop(a);

@@ -10,6 +10,8 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -21,7 +23,9 @@ enum {
    * epoll first. */
   TRY_MAX = 4,
   /* What is read behind a payload: the next header and a small message. */
-  AHEAD_BYTES = 16384
+  AHEAD_BYTES = 16384,
+  /* Between two looks for peers that went silent. */
+  CHECK_MS = 500
 };
 
 static gbi_tcp *tcp(gbi_transport *transport) { return (gbi_tcp *)transport; }
@@ -514,6 +518,36 @@ static void arm(gbi_tcp *t) {
   }
 }
 
+/* A peer whose host is gone: nothing was acknowledged for the whole timeout,
+ * though something was sent again or probed in vain. A peer that is alive but
+ * does not read acknowledges probes of its closed window. Connections with
+ * nothing under way are the keep-alive's. */
+static bool is_silent(int fd, uint64_t timeout_ms) {
+  struct tcp_info info;
+  socklen_t bytes = sizeof info;
+  memset(&info, 0, sizeof info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes)) return false;
+  return info.tcpi_last_ack_recv > timeout_ms &&
+         (info.tcpi_retransmits || info.tcpi_probes > 1);
+}
+
+static unsigned check_silence(gbi_tcp *t) {
+  uint64_t now = gbi_now_ns();
+  if (now < t->next_check_ns) return 0;
+  t->next_check_ns = now + CHECK_MS * GBI_NS_PER_MS;
+  unsigned did = 0;
+  for (int i = 0; i < t->params.members_count; i++) {
+    gbi_tcp_link *link = &t->links[i];
+    for (int k = 0; k < link->streams && !link->broken; k++) {
+      if (link->conns[k].eof) continue;
+      if (!is_silent(link->conns[k].fd, t->params.timeout_ms)) continue;
+      break_by_errno(t, link, ETIMEDOUT);
+      did++;
+    }
+  }
+  return did;
+}
+
 static void ask_epoll(gbi_tcp *t) {
   struct epoll_event events[64];
   int n = epoll_wait(t->epoll_fd, events, GBI_COUNT(events), 0);
@@ -551,6 +585,9 @@ unsigned gbi_tcp_progress(gbi_transport *transport) {
   unsigned did = 0;
   for (int i = 0; i < t->params.members_count; i++)
     if (!t->links[i].broken) did += progress_link(t, &t->links[i], all);
-  if (!did) arm(t);
+  if (!did) {
+    did = check_silence(t);
+    arm(t);
+  }
   return did;
 }

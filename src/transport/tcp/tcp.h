@@ -114,6 +114,7 @@ typedef struct gbi_tcp {
   uint8_t *buffers;
   size_t buffer_bytes; /* of one connection */
   uint8_t *scratch;
+  uint64_t next_check_ns; /* for silence */
   _Atomic uint64_t bytes_sent, bytes_received;
   _Atomic uint64_t messages_sent, messages_received;
 } gbi_tcp;

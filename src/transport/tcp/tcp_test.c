@@ -10,9 +10,13 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <net/if.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -445,6 +449,83 @@ GB_TEST(tcp_hostile, piece_comes_twice, .ranks = 2) {
 }
 
 /* ---- Silence ---- */
+
+static void set_loopback(bool up) {
+  struct ifreq request = {.ifr_name = "lo"};
+  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  request.ifr_flags = up ? IFF_UP : 0;
+  if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &request))
+    gb_test_skip("no loopback of our own");
+  close(fd);
+}
+
+typedef struct end {
+  gbi_transport *transport;
+  gbi_reader *all;
+  gb_status status;
+} end;
+
+static void *connect_end(void *arg) {
+  end *e = arg;
+  e->status = gbi_transport_tcp.connect(
+      e->transport, e->all, gbi_deadline_after_ms(10000), NULL);
+  return NULL;
+}
+
+/* T17: the cable is cut. Two ends in one process, in a network of their own
+ * whose only interface goes down while data is under way. */
+GB_TEST(tcp, cut_cable_is_noticed) {
+  if (unshare(CLONE_NEWUSER | CLONE_NEWNET))
+    gb_test_skip("no network namespace of our own");
+  set_loopback(true);
+  gbi_member members[2] = {{.rank = 10, .local = -1, .hostname = "a"},
+                           {.rank = 20, .local = -1, .hostname = "b"}};
+  uint8_t raw[2][1024];
+  gbi_reader all[2];
+  end ends[2];
+  for (int i = 0; i < 2; i++) {
+    gb_error error;
+    gbi_writer w;
+    gbi_transport_params params = {.members = members, .members_count = 2,
+                                   .me = i, .auth = &gb_area_auth,
+                                   .store_host = "127.0.0.1",
+                                   .timeout_ms = 1500};
+    GB_CHECK_OK(gbi_transport_tcp.open(&params, &ends[i].transport, &error));
+    gbi_writer_init(&w, raw[i], sizeof raw[i]);
+    gbi_transport_tcp.address(ends[i].transport, &w);
+    gbi_reader_init(&all[i], raw[i], w.used);
+    ends[i].all = all;
+  }
+  pthread_t thread;
+  GB_CHECK(!pthread_create(&thread, NULL, connect_end, &ends[1]));
+  connect_end(&ends[0]);
+  pthread_join(thread, NULL);
+  GB_CHECK_INT(ends[0].status, GB_OK);
+  GB_CHECK_INT(ends[1].status, GB_OK);
+  set_loopback(false);
+  uint64_t start = gbi_now_ns();
+  static uint8_t data[100];
+  gbi_xfer send = {.tag = 1, .data = data, .bytes = 100, .granule = 1};
+  gbi_xfer recv = send;
+  gbi_transport_tcp.post_send(ends[0].transport, 1, &send);
+  gbi_transport_tcp.post_recv(ends[0].transport, 1, &recv);
+  while (recv.status == GB_ERR_BUSY) {
+    gbi_transport_tcp.progress(ends[0].transport);
+    gbi_poll_one(gbi_transport_tcp.wait_fd(ends[0].transport), POLLIN,
+                 gbi_deadline_after_ms(50));
+    GB_CHECK(gbi_now_ns() - start < 4 * GBI_NS_PER_S);
+  }
+  gb_error error;
+  GB_CHECK_INT(recv.status, GB_ERR_PEER);
+  GB_CHECK_INT(gbi_transport_tcp.link_error(ends[0].transport, 1, &error),
+               GB_ERR_PEER);
+  GB_CHECK_TEXT(error.text, "between rank 10 and rank 20");
+  GB_CHECK_TEXT(error.text, "no sign of life for 1500 ms");
+  for (int i = 0; i < 2; i++) {
+    gbi_transport_tcp.stop(ends[i].transport);
+    gbi_transport_tcp.close(ends[i].transport);
+  }
+}
 
 /* A peer that waits idle for a long time costs no CPU, also with a message at
  * hand that nobody has posted. */

@@ -1,0 +1,76 @@
+/* What the whole-job tests share: opening with the harness's environment, and
+ * calls that must succeed. */
+#ifndef GB_TESTS_JOB_H
+#define GB_TESTS_JOB_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <gpubridge/gpubridge.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "harness/gb_test.h"
+
+static inline double test_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static inline gb_status try_open(unsigned timeout_ms, const char *policy,
+                                 gb_job **job, gb_error *error) {
+  gb_job_params params = GB_JOB_PARAMS_INIT;
+  params.timeout_ms = timeout_ms;
+  params.policy = policy;
+  return gb_job_open(&params, job, error);
+}
+
+static inline gb_job *must_open(unsigned timeout_ms, const char *policy) {
+  gb_job *job;
+  gb_error error;
+  if (try_open(timeout_ms, policy, &job, &error) != GB_OK)
+    gb_test_fail(__FILE__, __LINE__, "could not open: %s", error.text);
+  return job;
+}
+
+static inline void must_close(gb_job *job) {
+  gb_error error;
+  if (gb_job_close(job, &error) != GB_OK)
+    gb_test_fail(__FILE__, __LINE__, "could not close: %s", error.text);
+}
+
+#define MUST(call)                                                             \
+  do {                                                                         \
+    gb_error must_error = {.text = ""};                                        \
+    gb_error *error = &must_error;                                             \
+    if ((call) != GB_OK)                                                       \
+      gb_test_fail(__FILE__, __LINE__, "%s: %s", #call, must_error.text);      \
+  } while (0)
+
+/* All_reduces r+1 on every rank `times` times; must give world*(world+1)/2. */
+static inline void must_sum(gb_job *job, int times) {
+  int world = gb_world();
+  for (int i = 0; i < times; i++) {
+    float value = (float)(gb_rank() + 1);
+    gb_buffer buffer = {&value, 1, GB_FLOAT32};
+    MUST(gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, NULL, error));
+    if (value != (float)(world * (world + 1) / 2))
+      gb_test_fail(__FILE__, __LINE__, "sum is %g", (double)value);
+  }
+}
+
+static inline gb_status sum_once(gb_job *job, float *value, gb_error *error) {
+  gb_buffer buffer = {value, 1, GB_FLOAT32};
+  return gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, NULL, error);
+}
+
+static inline void nap_ms(int ms) {
+  struct timespec time = {ms / 1000, (long)(ms % 1000) * 1000000};
+  while (nanosleep(&time, &time) && errno == EINTR) {
+  }
+}
+
+#endif

@@ -1,0 +1,611 @@
+"""Whole jobs through gpubridge's own functions."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+LAYOUTS = {
+    "2+2": ("nnaa", {}),
+    "interleaved": ("nana", {}),
+    "3+1": ("nnna", {}),
+    "1+1": ("na", {}),
+    "1+3": ("naaa", {}),
+    "one island": ("nnnn", {}),
+    "4+4": ("nnnnaaaa", {}),
+    "2+3+2": (
+        "nnaaann",
+        {
+            r: {"GPUBRIDGE_ISLAND": name}
+            for r, name in enumerate(["x", "x", "y", "y", "y", "z", "z"])
+        },
+    ),
+}
+
+# Runs every collective, type, reduction, sync and async, on gpubridge and on
+# torch's Gloo in one job, and compares the bits on exact data.
+COMPARE = """
+import itertools, sys
+import torch, torch.distributed as dist
+import gpubridge
+from gpubridge import ReduceOp
+from gpubridge.collectives import SUPPORTED_DTYPES
+
+torch.set_num_threads(1)
+topology = gpubridge.init(policy=sys.argv[1] if len(sys.argv) > 1 else POLICY, bridge=BRIDGE)
+rank, world = topology.rank, topology.world_size
+store = dist.PrefixStore("gloo-reference", dist.distributed_c10d._get_default_store())
+gloo = dist.ProcessGroupGloo(store, rank, world)
+
+def data(n, dtype, shift=0):
+    base = (torch.arange(n) * 3 + rank * 5 + shift) % 7 + 1
+    return base.to(dtype)
+
+def same(a, b, what):
+    assert torch.equal(a, b), (what, a[:8], b[:8])
+
+def gloo_reduce(tensor, op):
+    options = dist.AllreduceOptions()
+    average = op == ReduceOp.AVG
+    options.reduceOp = ReduceOp.SUM if average else op
+    # Gloo of this torch may lack half types: sums of small integers are exact
+    # in double, so reduce there and come back.
+    wide = tensor.double()
+    gloo.allreduce([wide], options).wait()
+    if average:
+        wide /= world
+    return wide.to(tensor.dtype)
+
+checks = 0
+for dtype, n, is_async in itertools.product(SUPPORTED_DTYPES, (1, 5, 1000, 40007), (False, True)):
+    if n == 40007 and dtype not in (torch.float32, torch.bfloat16):
+        continue
+    ops = [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN]
+    if dtype.is_floating_point and world in (2, 4, 8):
+        ops.append(ReduceOp.AVG)
+    def done(work):
+        assert (work is not None) == is_async
+        if work is not None:
+            assert work.wait() is True
+    for op in ops:
+        mine = data(n, dtype)
+        want = gloo_reduce(mine, op)
+        pointer = mine.data_ptr()
+        done(gpubridge.all_reduce(mine, op, async_op=is_async))
+        assert mine.data_ptr() == pointer
+        same(mine, want, ("all_reduce", dtype, n, op))
+        if op in (ReduceOp.SUM, ReduceOp.AVG):
+            whole = data(n * world, dtype)
+            kept = whole.clone()
+            want = gloo_reduce(whole, op)[rank * n:(rank + 1) * n]
+            got = torch.empty(n, dtype=dtype)
+            done(gpubridge.reduce_scatter_tensor(got, whole, op, async_op=is_async))
+            same(got, want, ("reduce_scatter", dtype, n, op))
+            same(whole, kept, "reduce_scatter's input")
+        checks += 1
+    for src in range(world):
+        mine = data(n, dtype)
+        want = mine.clone().double()
+        options = dist.BroadcastOptions()
+        options.rootRank = src
+        gloo.broadcast([want], options).wait()
+        done(gpubridge.broadcast(mine, src, async_op=is_async))
+        same(mine, want.to(dtype), ("broadcast", dtype, n, src))
+    mine = data(n, dtype)
+    want = [torch.empty(n, dtype=torch.double) for _ in range(world)]
+    gloo.allgather([want], [mine.double()]).wait()
+    got = torch.empty(world * n, dtype=dtype)
+    done(gpubridge.all_gather_into_tensor(got, mine, async_op=is_async))
+    same(got, torch.cat(want).to(dtype), ("all_gather", dtype, n))
+    done(gpubridge.barrier(async_op=is_async))
+gpubridge.destroy()
+print("checks", checks)
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("policy", "bridge"), [("auto", None), ("auto", "tcp"), ("flat", None)]
+)
+def test_equal_to_gloo_bit_for_bit(run, layout, policy, bridge):
+    """S105, S107: every policy and transport against torch's Gloo."""
+    vendors, per_rank = LAYOUTS[layout]
+    if layout == "4+4" and bridge == "tcp":
+        pytest.skip("eight ranks over tcp: the C tests do this layout")
+    script = COMPARE.replace("POLICY", repr(policy)).replace("BRIDGE", repr(bridge))
+    outs = run(script, vendors, per_rank=per_rank, timeout=240)
+    assert all("checks" in out for out in outs)
+
+
+def test_shapes_and_scalars(run):
+    """S079, S080, S082, S083, S084."""
+    run(
+        """
+        import torch, gpubridge
+        from gpubridge import ReduceOp
+        t = gpubridge.init()
+        r = t.rank
+        x = torch.tensor(float(r + 1))
+        gpubridge.all_reduce(x)
+        assert x.item() == 10 and x.shape == ()
+        x = torch.tensor(float(r + 1))
+        gpubridge.all_reduce(x, ReduceOp.AVG)
+        assert x.item() == 2.5
+        out = torch.empty(4)
+        gpubridge.all_gather_into_tensor(out, torch.tensor(float(r + 1)))
+        assert out.tolist() == [1, 2, 3, 4]
+        x = torch.tensor(float(r + 1))
+        gpubridge.broadcast(x, 3)
+        assert x.item() == 4
+        for shape in ((0,), (3, 0, 2)):
+            e = torch.empty(shape)
+            for op in (ReduceOp.SUM, ReduceOp.AVG):
+                gpubridge.all_reduce(e, op)
+                gpubridge.all_reduce(e, op, async_op=True).wait()
+            gpubridge.broadcast(e, 1)
+            gpubridge.all_gather_into_tensor(torch.empty(0), e)
+            gpubridge.reduce_scatter_tensor(e, torch.empty(0))
+        x = torch.full((2, 3, 5), float(r + 1))
+        gpubridge.all_reduce(x)
+        assert (x == 10).all()
+        base = torch.arange(12.0).reshape(3, 4)
+        for view in (base.t(), base.flatten()[::2], torch.ones(1).expand(4, 4), base[:, 1]):
+            kept = view.clone()
+            try:
+                gpubridge.all_reduce(view)
+                raise SystemExit("not refused")
+            except ValueError as error:
+                assert "contiguous" in str(error)
+            assert torch.equal(view, kept)
+            c = view.contiguous()
+            gpubridge.all_reduce(c)
+            assert torch.equal(c, kept * 4)
+        for bad in (
+            torch.ones(2, dtype=torch.complex64),
+            torch.ones(2, dtype=torch.int16),
+            torch.ones(2, dtype=torch.bool),
+            torch.ones(2).to(torch.float8_e4m3fn),
+            torch.eye(3).to_sparse(),
+        ):
+            try:
+                gpubridge.all_reduce(bad)
+                raise SystemExit(f"{bad.dtype} not refused")
+            except ValueError as error:
+                assert str(bad.dtype) in str(error) or "sparse" in str(error)
+        for call, kind in (
+            (lambda: gpubridge.all_reduce([1.0]), TypeError),
+            (lambda: gpubridge.all_reduce(torch.ones(1), ReduceOp.PRODUCT), ValueError),
+            (lambda: gpubridge.all_reduce(torch.ones(1, dtype=torch.int32), ReduceOp.AVG), ValueError),
+            (lambda: gpubridge.broadcast(torch.ones(1), 4), ValueError),
+            (lambda: gpubridge.broadcast(torch.ones(1), -1), ValueError),
+            (lambda: gpubridge.all_gather_into_tensor(torch.ones(5), torch.ones(1)), ValueError),
+            (lambda: gpubridge.reduce_scatter_tensor(torch.ones(1), torch.ones(4), ReduceOp.MAX), ValueError),
+        ):
+            try:
+                call()
+                raise SystemExit("not refused")
+            except kind:
+                pass
+        x = torch.tensor(float(r + 1))
+        gpubridge.all_reduce(x)
+        assert x.item() == 10
+        gpubridge.destroy()
+        """,
+        "nnaa",
+    )
+
+
+def test_topology(run):
+    """S106 and the attributes of spec 1.7."""
+    outs = run(
+        """
+        import gpubridge
+        t = gpubridge.init()
+        assert t == gpubridge.get_topology()
+        assert t.run_kind == "cpu" and t.simulated and t.split_test is None
+        assert [i.vendor for i in t.layout.islands] == ["nvidia", "amd"]
+        assert t.layout.bridge_ranks == (0, 2) and t.layout.needs_bridge
+        assert t.layout.island_of(3).ranks == (2, 3)
+        assert t.is_leader == (t.rank in (0, 2))
+        assert t.bridge_name == "shm" and t.policy_name == "reduce-bridge-broadcast"
+        assert t.selection["requested"] == "auto" and t.selection["reason"]
+        import torch
+        assert t.peers[3].torch_version == torch.__version__
+        assert t.peers[3].probe.gloo_available
+        assert t.peers[1].hostname == "\\u6771\\u4eac"
+        assert any(k.startswith("bridge") for k in gpubridge.telemetry())
+        print(t.timeout.total_seconds())
+        gpubridge.destroy()
+        gpubridge.destroy()
+        assert not gpubridge.is_initialized()
+        """,
+        "nnaa",
+        env={"GPUBRIDGE_SIM_HOSTNAME": "東京"},  # S064
+    )
+    assert all(float(out.split()[-1]) == 1800 for out in outs)
+
+
+def test_job_from_a_file(run, tmp_path):
+    """S007: file:// instead of MASTER_ADDR."""
+    run(
+        f"""
+        import torch, gpubridge
+        gpubridge.init("file://{tmp_path}/meet")
+        x = torch.tensor([1.0])
+        gpubridge.all_reduce(x)
+        assert x.item() == 4
+        gpubridge.destroy()
+        """,
+        "nnaa",
+        env={"MASTER_ADDR": None, "MASTER_PORT": None},
+    )
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:%d", "tcp://[::1]:%d"])
+def test_job_from_tcp(run, address):
+    """S005."""
+    run(
+        f"""
+        import os, torch, gpubridge
+        gpubridge.init({address!r} % int(os.environ["MASTER_PORT"]))
+        x = torch.tensor([1.0])
+        gpubridge.all_reduce(x)
+        assert x.item() == 2
+        gpubridge.destroy()
+        """,
+        "na",
+        env={"MASTER_ADDR": None},
+    )
+
+
+def test_bare_ipv6_is_refused(start):
+    (ended,) = start("import gpubridge; gpubridge.init('tcp://::1:29500')", "n").wait(30)
+    assert "brackets" in ended.out and ended.code
+
+
+def test_split_test(run):
+    """Spec 3.9: relabelled halves, one warning on every rank, marks."""
+    outs = run(
+        """
+        import warnings, torch, gpubridge
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            t = gpubridge.init()
+        seen = [w for w in seen if issubclass(w.category, gpubridge.SplitTestWarning)]
+        assert len(seen) == 1, seen
+        assert t.run_kind == "split-test" and t.split_test == "half"
+        assert [p.vendor for p in t.peers] == ["nvidia", "nvidia", "amd", "amd"]
+        assert {p.detected_vendor for p in t.peers} == {"nvidia"}
+        x = torch.tensor([t.rank + 1.0])
+        gpubridge.all_reduce(x)
+        assert x.item() == 10
+        gpubridge.destroy()
+        """,
+        "nnnn",
+        env={"GPUBRIDGE_SPLIT_TEST": "half"},
+    )
+    assert len(outs) == 4
+
+
+def test_observers(run):
+    """Spec 1.11, S044, S046: records, equal numbers, a bad and a talking one."""
+    run(
+        """
+        import warnings, torch, gpubridge
+        from gpubridge import ReduceOp
+        t = gpubridge.init()
+        class Keep(gpubridge.CollectiveObserver):
+            def __init__(self): self.records, self.detached = [], None
+            def on_collective(self, record): self.records.append(record)
+            def on_detach(self, error): self.detached = error
+        class Bad(Keep):
+            def on_collective(self, record):
+                super().on_collective(record)
+                if len(self.records) == 3: raise KeyError("third")
+        class Talks(Keep):
+            def on_collective(self, record):
+                super().on_collective(record)
+                gpubridge.all_reduce(torch.ones(1))
+        keep, bad, talks = Keep(), Bad(), Talks()
+        gpubridge.add_observer(keep)
+        gpubridge.add_observer(keep)
+        gpubridge.add_observer(bad)
+        gpubridge.add_observer(talks)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for i in range(10):
+                x = torch.tensor([t.rank + 1.0])
+                gpubridge.all_reduce(x)
+                assert x.item() == 10
+        assert len([w for w in seen if w.category is RuntimeWarning]) == 2
+        assert isinstance(bad.detached, KeyError) and len(bad.records) == 3
+        assert isinstance(talks.detached, RuntimeError) and len(talks.records) == 1
+        assert "observer" in str(talks.detached)
+        assert [r.seq for r in keep.records] == list(range(10))
+        first = keep.records[0]
+        assert first.op == "all_reduce" and first.nbytes == 4
+        assert first.dtype == torch.float32 and first.reduce_op == "sum"
+        assert first.policy == "reduce-bridge-broadcast" and first.src is None
+        assert first.ready() and first.elapsed_ms() > 0
+        names = [p.name for p in first.phases]
+        assert names == (["island-reduce", "bridge", "island-broadcast"]
+                         if t.is_leader else ["island-reduce", "island-broadcast"])
+        assert first.phase("island-reduce").elapsed_ms() >= 0
+        assert first.phase("nothing") is None
+        try: gpubridge.all_reduce(torch.ones(1, dtype=torch.bool))
+        except ValueError: pass
+        gpubridge.all_gather_into_tensor(torch.empty(8, dtype=torch.int64), torch.ones(2, dtype=torch.int64), async_op=True).wait()
+        gpubridge.barrier()
+        a, b = keep.records[-2:]
+        assert (a.seq, a.op, a.nbytes, a.reduce_op) == (10, "all_gather_into_tensor", 16, None)
+        assert (b.seq, b.op, b.nbytes, b.policy, b.dtype) == (11, "barrier", 0, None, None)
+        gpubridge.remove_observer(keep)
+        gpubridge.barrier()
+        assert len(keep.records) == 12
+        try: gpubridge.add_observer(print); raise SystemExit("taken")
+        except TypeError: pass
+        gpubridge.destroy()
+        """,
+        "nnaa",
+    )
+
+
+def test_in_flight(run):
+    """S043: async calls show on gpubridge-async, with their phase."""
+    run(
+        """
+        import time, torch, gpubridge
+        t = gpubridge.init()
+        if t.rank == 3: time.sleep(2)
+        work = gpubridge.all_reduce(torch.ones(4), async_op=True)
+        if t.rank != 3:
+            time.sleep(1)
+            (entry,) = gpubridge.in_flight()
+            assert entry.op == "all_reduce" and entry.seq == 0
+            assert entry.thread == "gpubridge-async" and entry.seconds > 0.3
+            assert entry.phase == {0: "bridge", 1: "island-broadcast", 2: "island-reduce"}[t.rank]
+            assert not work.is_completed()
+            try: work.wait(0.2); raise SystemExit("no timeout")
+            except TimeoutError: pass
+        assert work.wait() is True and work.wait() is True
+        assert work.is_completed() and work.exception() is None
+        assert gpubridge.in_flight() == []
+        gpubridge.destroy()
+        """,
+        "nnaa",
+    )
+
+
+def test_dropped_work_and_futures(run):
+    """S087, S055: works and tensors dropped, futures chained, queue run at the
+    end."""
+    run(
+        """
+        import gc, torch, gpubridge
+        t = gpubridge.init()
+        kept = []
+        for i in range(200):
+            x = torch.full((100_000,), float(t.rank + 1))
+            work = gpubridge.all_reduce(x, async_op=True)
+            if i % 10 == 0: kept.append((work, x))
+            del work, x
+            junk = torch.full((100_000,), -1.0)
+        gc.collect()
+        for work, x in kept:
+            work.wait()
+            assert (x == 10).all()
+        x = torch.tensor([t.rank + 1.0])
+        got = []
+        future = gpubridge.all_reduce(x, async_op=True).get_future()
+        child = future.then(lambda f: got.append(f.value()) or 7)
+        assert child.wait() == 7 and got[0] is x and x.item() == 10
+        last = torch.tensor([t.rank + 1.0])
+        gpubridge.all_reduce(last, async_op=True)
+        gpubridge.destroy()
+        assert last.item() == 10
+        """,
+        "nnaa",
+    )
+
+
+def test_one_process_many_jobs(run):
+    """S017, S060: threads and open files do not grow."""
+    run(
+        """
+        import os, torch, gpubridge
+        def counts():
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        for i in range(20):
+            gpubridge.init()
+            x = torch.ones(10)
+            gpubridge.all_reduce(x)
+            gpubridge.all_reduce(x, async_op=True).wait()
+            assert (x == 16).all()
+            gpubridge.destroy()
+            if i == 5: early = counts()
+        late = counts()
+        assert late[0] <= early[0] + 1 and late[1] <= early[1] + 1, (early, late)
+        """,
+        "nnaa",
+        timeout=120,
+    )
+
+
+def test_ends_without_destroy(run):
+    """S052: exit code 0 on every rank, quietly."""
+    outs = run(
+        """
+        import torch, gpubridge
+        topology = gpubridge.init()
+        gpubridge.all_reduce(torch.ones(3))
+        gpubridge.all_reduce(torch.ones(3), async_op=True)
+        """,
+        "nnaa",
+    )
+    assert all(not out.strip() for out in outs), outs
+
+
+def test_a_quiet_job(run):
+    """S045: no line per call."""
+    outs = run(
+        """
+        import torch, gpubridge
+        gpubridge.init()
+        for _ in range(1000): gpubridge.all_reduce(torch.ones(3))
+        gpubridge.destroy()
+        """,
+        "nnaa",
+    )
+    assert all(len(out.splitlines()) <= 3 for out in outs), outs
+
+
+DIES = """
+import os, signal, sys, time, torch, gpubridge
+from datetime import timedelta
+t = gpubridge.init(timeout=timedelta(seconds=600))
+step = 0
+while True:
+    x = torch.full((1000,), t.rank + 1.0)
+    gpubridge.all_reduce(x)
+    assert (x == 10).all()
+    step += 1
+    if step == 20 and t.rank == VICTIM:
+        HOW
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+def test_a_killed_rank_is_named(start, victim):
+    """S036: all survivors raise in seconds though the timeout is ten minutes."""
+    script = DIES.replace("VICTIM", str(victim)).replace(
+        "HOW", "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = start(script, "nnaa").wait(60)
+    for e in ended:
+        assert e.code != 0
+        if e.rank != victim:
+            assert f"rank {victim} " in e.out and "gone" in e.out, e.out
+    died = ended[victim].seconds
+    assert max(e.seconds for e in ended) - died < 10
+    texts = {re.findall(r"Error: (.*)", e.out)[-1] for e in ended if e.rank != victim}
+    assert len(texts) == 1, texts
+
+
+def test_a_rank_that_raises(start):
+    """S038, S039: its own exception is the last text; the others name it."""
+    script = DIES.replace("VICTIM", "3").replace(
+        "HOW", 'gpubridge.destroy(); raise ValueError("bad batch 17")'
+    )
+    ended = start(script, "nnaa").wait(60)
+    assert "bad batch 17" in ended[3].out.splitlines()[-1]
+    for e in ended[:3]:
+        assert e.code != 0 and "rank 3" in e.out and "all_reduce number 20" in e.out, e.out
+
+
+def test_ctrl_c_gets_through(start):
+    """Ctrl-C in a wait: KeyboardInterrupt there, the others learn who."""
+    script = """
+    import time, torch, gpubridge
+    t = gpubridge.init()
+    gpubridge.barrier()
+    print("ready", flush=True)
+    if t.rank == 3: time.sleep(30)
+    gpubridge.all_reduce(torch.ones(1))
+    """
+    job = start(script, "nnaa")
+    wait_for(lambda: all("ready" in job.out(r) for r in range(4)))
+    time.sleep(0.5)
+    job.ranks[0].send_signal(signal.SIGINT)
+    wait_for(lambda: job.ranks[0].poll() is not None, 10)
+    assert "KeyboardInterrupt" in job.out(0)
+    for rank in (1, 2):
+        wait_for(lambda r=rank: job.ranks[r].poll() is not None, 10)
+        assert "rank 0" in job.out(rank) and "interrupted" in job.out(rank)
+
+
+def test_a_handler_runs_and_the_call_goes_on(start):
+    """S053: SIGTERM's handler writes a file within seconds; 10.0 at the end."""
+    script = """
+    import os, signal, time, torch, gpubridge
+    t = gpubridge.init()
+    signal.signal(signal.SIGTERM, lambda *a: open("saved", "w").close())
+    print("ready", flush=True)
+    if t.rank == 3: time.sleep(6)
+    x = torch.tensor([t.rank + 1.0])
+    gpubridge.all_reduce(x)
+    assert x.item() == 10
+    gpubridge.destroy()
+    """
+    job = start(script, "nnaa")
+    wait_for(lambda: all("ready" in job.out(r) for r in range(4)))
+    time.sleep(0.5)
+    job.ranks[0].send_signal(signal.SIGTERM)
+    folder = os.path.dirname(job.files[0].name)
+    wait_for(lambda: os.path.exists(f"{folder}/saved"), 4)
+    assert all(e.code == 0 for e in job.wait(40))
+
+
+def test_fork_after_init(run):
+    """S061: a worker that computes and exits; a collective in it is refused."""
+    run(
+        """
+        import os, sys, torch, gpubridge
+        t = gpubridge.init()
+        child = os.fork()
+        if child == 0:
+            try: gpubridge.all_reduce(torch.ones(1))
+            except RuntimeError as error: assert "fork" in str(error)
+            else: os._exit(9)
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        for _ in range(50):
+            x = torch.tensor([t.rank + 1.0])
+            gpubridge.all_reduce(x)
+            assert x.item() == 10
+        gpubridge.destroy()
+        """,
+        "nnaa",
+    )
+
+
+def test_missing_rank_is_named(start):
+    """S015: ranks 0 to 2 of 4 come; they name rank 3, and only it."""
+    script = """
+    import gpubridge
+    from datetime import timedelta
+    try: gpubridge.init(timeout=timedelta(seconds=5))
+    except RuntimeError as error: print(error)
+    import torch.distributed as dist
+    assert not gpubridge.is_initialized() and not dist.is_initialized()
+    """
+    ended = start(script, "nna", env={"WORLD_SIZE": "4"}).wait(40)
+    for e in ended:
+        assert e.code == 0 and "rank 3" in e.out and "rank 2" not in e.out, e.out
+        assert 4 < e.seconds < 25
+
+
+def test_port_in_use(start):
+    """S008: rank 0 fails at once with the port; the others by their timeout."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        script = """
+        import gpubridge
+        from datetime import timedelta
+        gpubridge.init(timeout=timedelta(seconds=5))
+        """
+        ended = start(script, "na", port=port).wait(60)
+    assert ended[0].code and str(port) in ended[0].out and "in use" in ended[0].out
+    assert ended[1].code and str(port) in ended[1].out
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
