@@ -182,7 +182,9 @@ static gb_status open_parts(gbi_control *c, gb_error *error) {
     return gbi_fail(error, GB_ERR_SYSTEM,
                     "could not open the control plane: %s", strerror(errno));
   gbi_control_read_settings(c);
-  if (c->world > 1) {
+  if (c->world == 1) {
+    GBI_TRY(gbi_store_validate(&c->params.store, error));
+  } else {
     GBI_TRY(gbi_store_open(&c->params.store, &c->store, error));
     snprintf(c->store_host, sizeof c->store_host, "%s", c->store->host);
   }
@@ -522,9 +524,12 @@ void gbi_control_stalled(gbi_control *c, uint32_t group, const int *members,
                          int count, const gbi_call *call) {
   pthread_mutex_lock(&c->lock);
   if (c->rank0_left) {
+    /* Nobody can be asked. What rank 0 has completed does not wait for it; of
+     * other groups nothing is known, and their deadlines end them. */
     gb_error error;
     gbi_control_left_error_locked(c, call, &error);
-    gbi_control_fail_locked(c, &error);
+    if (group == 0 && call->seq >= c->rank0_completed)
+      gbi_control_fail_locked(c, &error);
   } else if (!atomic_load(&c->failed)) {
     gbi_writer w;
     gbi_writer_init_growing(&w);

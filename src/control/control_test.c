@@ -158,7 +158,10 @@ GB_TEST(control, gathers_over_a_named_interface, .ranks = 2) {
 }
 
 GB_TEST(control, one_rank_needs_nobody) {
-  unsetenv("MASTER_ADDR");
+  unsetenv("MASTER_ADDR"); /* S021 */
+  GB_CHECK_INT(open_ms(1000), GB_ERR_SETTING);
+  GB_CHECK_TEXT(error.text, "MASTER_ADDR is not set");
+  setenv("MASTER_ADDR", "not.a.host.test", 1);
   must_open();
   must_gather();
   gbi_blobs blobs;
@@ -892,13 +895,13 @@ GB_TEST(control, absurd_length_of_a_proven_peer, .ranks = 2) {
 }
 
 static int stop_after_five(void *arg) {
-  int *calls = arg;
-  return ++*calls >= 5;
+  int *calls = arg; /* negative: not yet */
+  return *calls >= 0 && ++*calls >= 5;
 }
 
 /* Ctrl-C in one rank: all raise that it was interrupted. */
 GB_TEST(control, hook_interrupts_for_all, .ranks = 3) {
-  int calls = 0;
+  int calls = -1;
   gbi_control_params params = params_ms(20 * SECONDS);
   b = gb_test_shared();
   if (gb_rank() == 1) {

@@ -214,17 +214,13 @@ static void unlink_question(gbi_server *s, gbi_question *q) {
 }
 
 static void left_too_early(gbi_server *s, const gbi_question *q, int rank) {
-  char who[GBI_WHO_TEXT], call[160], calls[64] = "";
+  char who[GBI_WHO_TEXT], call[160];
   gb_error error;
-  gbi_text text;
   gbi_call_text(&q->call, call, sizeof call);
-  gbi_text_init(&text, calls, sizeof calls);
-  if (q->group == 0)
-    gbi_text_add(&text, " after %llu calls",
-                 (unsigned long long)s->members[rank].left_completed);
   gbi_fail_rank(&error, GB_ERR_PEER, rank,
-                "%s left the job%s; rank %d waits for it in %s",
-                gbi_who_text(rank, &s->members[rank].who, who), calls, q->asker,
+                "%s left the job after %llu calls; rank %d waits for it in %s",
+                gbi_who_text(rank, &s->members[rank].who, who),
+                (unsigned long long)s->members[rank].left_completed, q->asker,
                 call);
   gbi_server_fail(s, &error);
 }
@@ -232,17 +228,11 @@ static void left_too_early(gbi_server *s, const gbi_question *q, int rank) {
 /* All answers are in, or time is up: silence means late. */
 static void answer(gbi_server *s, gbi_question *q) {
   gbi_writer w;
-  int late = 0, left = -1;
+  int late = 0;
   int *ranks = malloc((size_t)q->count * sizeof *ranks);
-  for (int i = 0; ranks && i < q->count; i++) {
-    if (q->answers[i] == GBI_ANSWER_LEFT)
-      left = q->members[i];
-    else if (q->answers[i] != GBI_ANSWER_THERE)
-      ranks[late++] = q->members[i];
-  }
-  if (left >= 0 && !late) {
-    left_too_early(s, q, left);
-  } else if (ranks) {
+  for (int i = 0; ranks && i < q->count; i++)
+    if (q->answers[i] != GBI_ANSWER_THERE) ranks[late++] = q->members[i];
+  if (ranks) {
     gbi_writer_init_growing(&w);
     gbi_put_u32(&w, q->group);
     gbi_put_u64(&w, q->call.seq);
@@ -260,9 +250,12 @@ static void ask_member(gbi_server *s, gbi_question *q, int index) {
   if (rank == q->asker) {
     q->answers[index] = GBI_ANSWER_THERE;
   } else if (m->left) {
-    /* Of group 0 we know how many calls it had completed. */
-    bool enough = q->group == 0 && m->left_completed > q->call.seq;
-    q->answers[index] = enough ? GBI_ANSWER_THERE : GBI_ANSWER_LEFT;
+    /* Of group 0 we know how many calls it had completed; of another group it
+     * may have, and is no reason to end the job. */
+    bool enough = m->left_completed > q->call.seq;
+    q->answers[index] = q->group ? GBI_ANSWER_LATE
+                        : enough ? GBI_ANSWER_THERE
+                                 : GBI_ANSWER_LEFT;
   } else if (!m->conn) {
     q->answers[index] = GBI_ANSWER_LATE;
   } else {
@@ -309,7 +302,7 @@ bool gbi_server_stalled(gbi_server *s, int rank, gbi_reader *body) {
   s->questions = q;
   for (int i = 0; i < q->count; i++) {
     ask_member(s, q, i);
-    if (q->answers[i] != GBI_ANSWER_LEFT || q->group != 0) continue;
+    if (q->answers[i] != GBI_ANSWER_LEFT) continue;
     left_too_early(s, q, q->members[i]);
     return true;
   }

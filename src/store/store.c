@@ -78,41 +78,59 @@ static gb_status place_from_url(const char *url, gbi_store_place *place,
   return GB_OK;
 }
 
-static gb_status open_file(const gbi_store_params *params, const char *url,
-                           gbi_store **store_p, gb_error *error) {
-  char path[4096];
-  size_t n = strlen(url + strlen("file://"));
-  if (n >= sizeof path)
-    return gbi_fail(error, GB_ERR_ARGUMENT, "init_method \"%s\" is too long",
-                    url);
-  memcpy(path, url + strlen("file://"), n + 1);
-  path[strcspn(path, "?")] = 0;
-  if (path[0] != '/')
+static gb_status path_from_url(const char *url, char *path, size_t bytes,
+                               gb_error *error) {
+  const char *start = url + strlen("file://");
+  size_t n = strcspn(start, "?");
+  if (start[0] != '/')
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "init_method \"%s\" has no absolute path: "
                     "file:///path/to/file is wanted",
                     url);
-  return gbi_store_file_open(params, path, store_p, error);
+  if (n >= bytes)
+    return gbi_fail(error, GB_ERR_ARGUMENT, "init_method \"%s\" is too long",
+                    url);
+  memcpy(path, start, n);
+  path[n] = 0;
+  return GB_OK;
+}
+
+enum { PATH_BYTES = 4096 };
+
+static const char *url_of(const gbi_store_params *params) {
+  return params->init_method ? params->init_method : "env://";
+}
+
+/* Fills `path` for a file, else `place`. */
+static gb_status read_url(const char *url, gbi_store_place *place,
+                          char path[PATH_BYTES], gb_error *error) {
+  path[0] = 0;
+  if (!strncmp(url, "file://", 7))
+    return path_from_url(url, path, PATH_BYTES, error);
+  if (!strncmp(url, "tcp://", 6)) return place_from_url(url, place, error);
+  if (!strncmp(url, "env://", 6)) return place_from_env(place, error);
+  return gbi_fail(error, GB_ERR_ARGUMENT,
+                  "init_method \"%s\" is not known: env://, tcp://host:port "
+                  "or file:///path is wanted",
+                  url);
+}
+
+gb_status gbi_store_validate(const gbi_store_params *params, gb_error *error) {
+  char path[PATH_BYTES];
+  gbi_store_place place = {.port = 0};
+  if (params->caller) return GB_OK;
+  return read_url(url_of(params), &place, path, error);
 }
 
 gb_status gbi_store_open(const gbi_store_params *params, gbi_store **store_p,
                          gb_error *error) {
-  if (params->caller) return gbi_store_caller_open(params, store_p, error);
-  const char *url = params->init_method ? params->init_method : "env://";
+  char path[PATH_BYTES], agent[16];
   gbi_store_place place = {.port = 0};
-  if (!strncmp(url, "file://", 7))
-    return open_file(params, url, store_p, error);
-  if (!strncmp(url, "tcp://", 6))
-    GBI_TRY(place_from_url(url, &place, error));
-  else if (!strncmp(url, "env://", 6))
-    GBI_TRY(place_from_env(&place, error));
-  else
-    return gbi_fail(error, GB_ERR_ARGUMENT,
-                    "init_method \"%s\" is not known: env://, tcp://host:port "
-                    "or file:///path is wanted",
-                    url);
+  const char *url = url_of(params);
+  if (params->caller) return gbi_store_caller_open(params, store_p, error);
+  GBI_TRY(read_url(url, &place, path, error));
+  if (path[0]) return gbi_store_file_open(params, path, store_p, error);
   /* torchrun's agent serves MASTER_PORT itself and says so. */
-  char agent[16];
   bool served = gbi_env("TORCHELASTIC_USE_AGENT_STORE", agent, sizeof agent) &&
                 !strcasecmp(agent, "True") && url[0] == 'e';
   return gbi_store_tcp_open(params, &place, params->rank == 0 && !served,

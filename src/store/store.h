@@ -53,6 +53,10 @@ typedef struct gbi_store_params {
 gb_status gbi_store_open(const gbi_store_params *params, gbi_store **store_p,
                          gb_error *error);
 
+/* Whether init_method is well-formed and, for env://, its variables are there.
+ * A job of one rank needs no store, but the same mistakes are told. */
+gb_status gbi_store_validate(const gbi_store_params *params, gb_error *error);
+
 /* The server alone, for tests and the tool: serves torch's clients too. */
 typedef struct gbi_tcp_server gbi_tcp_server;
 gb_status gbi_tcp_server_start(const gbi_address *address,
