@@ -17,6 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define COPY(to, from) snprintf((to), sizeof(to), "%s", (from))
+
 enum { SECONDS = 1000 };
 
 /* What the cases share between their ranks. */
@@ -466,7 +468,7 @@ static void die_and_tell(int victim, const char *text) {
                             .op = GBI_OP_ALL_REDUCE,
                             .dtype = GB_FLOAT32,
                             .redop = GB_SUM};
-    strcpy(state.phase, "bridge");
+    COPY(state.phase, "bridge");
     set_state(&state);
   }
   __atomic_add_fetch(&b->step, 1, __ATOMIC_SEQ_CST);
@@ -814,7 +816,7 @@ static int my_listeners(gbi_address *list, int max) {
   int count = 0;
   DIR *dir = opendir("/proc/self/fd");
   for (struct dirent *at; (at = readdir(dir)) && count < max;) {
-    int fd = atoi(at->d_name), on = 0;
+    int fd = (int)strtol(at->d_name, NULL, 10), on = 0;
     socklen_t bytes = sizeof on;
     if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &on, &bytes) || !on) continue;
     list[count].bytes = sizeof list[count].sa;

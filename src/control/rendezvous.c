@@ -61,10 +61,10 @@ void gbi_control_read_settings(gbi_control *c) {
     snprintf(c->attempt, sizeof c->attempt, "%s", c->params.attempt);
   } else if (gbi_env("TORCHELASTIC_RUN_ID", run, sizeof run)) {
     if (!gbi_env("TORCHELASTIC_RESTART_COUNT", restart, sizeof restart))
-      strcpy(restart, "0");
+      snprintf(restart, sizeof restart, "0");
     snprintf(c->attempt, sizeof c->attempt, "%s.%s", run, restart);
   } else {
-    strcpy(c->attempt, "default");
+    snprintf(c->attempt, sizeof c->attempt, "default");
   }
 }
 

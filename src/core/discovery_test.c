@@ -9,6 +9,8 @@
 
 #include <stdlib.h>
 
+#define COPY(to, from) snprintf((to), sizeof(to), "%s", (from))
+
 enum { WORLD_MAX = 8 };
 
 static gbi_record *records;
@@ -20,16 +22,16 @@ static void make(const char *vendors, const char *hosts) {
   records = calloc(WORLD_MAX, sizeof *records);
   for (int r = 0; vendors[r]; r++) {
     gbi_record *at = &records[r];
-    strcpy(at->vendor, vendors[r] == 'a' ? "amd" : "nvidia");
+    COPY(at->vendor, vendors[r] == 'a' ? "amd" : "nvidia");
     snprintf(at->hostname, sizeof at->hostname, "host-%c", hosts[r]);
     snprintf(at->host_key, sizeof at->host_key, "key-%c", hosts[r]);
     at->simulated = true;
-    strcpy(at->bridge, "auto");
-    strcpy(at->policy, "auto");
-    strcpy(at->settings[0].name, "GPUBRIDGE_CHUNK_BYTES");
-    strcpy(at->settings[0].value, "4194304");
-    strcpy(at->settings[1].name, "GPUBRIDGE_PINNED_STAGING");
-    strcpy(at->settings[1].value, "0");
+    COPY(at->bridge, "auto");
+    COPY(at->policy, "auto");
+    COPY(at->settings[0].name, "GPUBRIDGE_CHUNK_BYTES");
+    COPY(at->settings[0].value, "4194304");
+    COPY(at->settings[1].name, "GPUBRIDGE_PINNED_STAGING");
+    COPY(at->settings[1].value, "0");
     at->settings_count = 2;
   }
 }
@@ -53,8 +55,8 @@ static void done(void) {
 
 static void fact(int rank, const char *name, const char *value) {
   gbi_record *r = &records[rank];
-  strcpy(r->facts[r->facts_count].name, name);
-  strcpy(r->facts[r->facts_count++].value, value);
+  COPY(r->facts[r->facts_count].name, name);
+  COPY(r->facts[r->facts_count++].value, value);
 }
 
 /* ---- conclusions ---- */
@@ -92,7 +94,7 @@ GB_TEST(discovery, one_island_has_no_bridge) {
 GB_TEST(discovery, island_names_win_over_vendors) {
   make("nnnn", "xxyy");
   for (int r = 0; r < 4; r++)
-    strcpy(records[r].island, r < 1 ? "paris" : r < 2 ? "rome" : "oslo");
+    COPY(records[r].island, r < 1 ? "paris" : r < 2 ? "rome" : "oslo");
   accepted(4);
   GB_CHECK_INT(d->topology->islands_count, 3);
   GB_CHECK(!strcmp(d->topology->islands[2].label, "oslo"));
@@ -101,18 +103,18 @@ GB_TEST(discovery, island_names_win_over_vendors) {
 
 GB_TEST(discovery, policies_that_do_not_fit) {
   make("nnaa", "xxxx");
-  for (int r = 0; r < 4; r++) strcpy(records[r].policy, "native-only");
+  for (int r = 0; r < 4; r++) COPY(records[r].policy, "native-only");
   refused(4,
           "\"native-only\" does not fit a job of 2 islands. Policies that "
           "fit: auto, reduce-bridge-broadcast, flat");
   done();
   make("nn", "xx");
   for (int r = 0; r < 2; r++)
-    strcpy(records[r].policy, "reduce-bridge-broadcast");
+    COPY(records[r].policy, "reduce-bridge-broadcast");
   refused(2, "a job of 1 island. Policies that fit: auto, native-only, flat");
   done();
   make("nna", "xxy");
-  for (int r = 0; r < 3; r++) strcpy(records[r].policy, "flat");
+  for (int r = 0; r < 3; r++) COPY(records[r].policy, "flat");
   accepted(3);
   GB_CHECK_TEXT(d->policy, "flat");
   done();
@@ -120,7 +122,7 @@ GB_TEST(discovery, policies_that_do_not_fit) {
 
 GB_TEST(discovery, named_shm_over_two_hosts_is_refused) {
   make("na", "xy");
-  for (int r = 0; r < 2; r++) strcpy(records[r].bridge, "shm");
+  for (int r = 0; r < 2; r++) COPY(records[r].bridge, "shm");
   refused(2, "rank 1 on host \"host-y\"");
   done();
 }
@@ -130,12 +132,12 @@ GB_TEST(discovery, named_shm_over_two_hosts_is_refused) {
 /* S025: problems come first, one a line, with rank and host. */
 GB_TEST(discovery, problems_are_listed) {
   make("nnaa", "xxyy");
-  strcpy(records[1].problems[0], "the fan is broken");
+  COPY(records[1].problems[0], "the fan is broken");
   records[1].problems_count = 1;
-  strcpy(records[3].problems[0], "no GPU");
-  strcpy(records[3].problems[1], "no air");
+  COPY(records[3].problems[0], "no GPU");
+  COPY(records[3].problems[1], "no air");
   records[3].problems_count = 2;
-  strcpy(records[2].bridge, "tcp");
+  COPY(records[2].bridge, "tcp");
   refused(4,
           "2 of 4 ranks cannot take part:\n"
           "rank 1 (host \"host-x\"): the fan is broken\n"
@@ -156,21 +158,21 @@ GB_TEST(discovery, disagreements_list_values_with_ranks) {
   records[2].simulated = false;
   refused(4, "on CPU are 0, 1, 3, on GPUs 2");
   records[2].simulated = true;
-  strcpy(records[3].bridge, "tcp");
+  COPY(records[3].bridge, "tcp");
   refused(4, "the bridge (GPUBRIDGE_BRIDGE): auto on ranks 0-2, tcp on rank 3");
-  strcpy(records[3].bridge, "auto");
-  strcpy(records[1].policy, "flat");
+  COPY(records[3].bridge, "auto");
+  COPY(records[1].policy, "flat");
   refused(4, "the policy: auto on ranks 0, 2, 3, flat on rank 1");
-  strcpy(records[1].policy, "auto");
-  strcpy(records[0].settings[1].value, "1");
-  strcpy(records[3].settings[0].value, "1048576"); /* S024 */
+  COPY(records[1].policy, "auto");
+  COPY(records[0].settings[1].value, "1");
+  COPY(records[3].settings[0].value, "1048576"); /* S024 */
   refused(4, "GPUBRIDGE_CHUNK_BYTES: 4194304 on ranks 0-2, 1048576 on rank 3");
-  strcpy(records[3].settings[0].value, "4194304");
-  strcpy(records[2].split_test, "half");
+  COPY(records[3].settings[0].value, "4194304");
+  COPY(records[2].split_test, "half");
   refused(4, "GPUBRIDGE_SPLIT_TEST: off on ranks 0, 1, 3, half on rank 2");
   records[2].split_test[0] = 0;
   refused(4, "GPUBRIDGE_PINNED_STAGING: 1 on rank 0, 0 on ranks 1-3");
-  strcpy(records[0].settings[1].value, "0");
+  COPY(records[0].settings[1].value, "0");
   records[1].settings_count = 1;
   refused(4, "GPUBRIDGE_PINNED_STAGING: 0 on ranks 0, 2, 3, unknown on rank 1");
   done();
@@ -179,7 +181,7 @@ GB_TEST(discovery, disagreements_list_values_with_ranks) {
 /* ---- split tests ---- */
 
 static void split(const char *mode, int world) {
-  for (int r = 0; r < world; r++) strcpy(records[r].split_test, mode);
+  for (int r = 0; r < world; r++) COPY(records[r].split_test, mode);
 }
 
 static void expect_labels(const char *letters) {
@@ -229,18 +231,18 @@ GB_TEST(discovery, two_ranks_on_one_gpu) {
   fact(1, "gpu_uuid", "GPU-1");
   refused(4,
           "ranks 0 and 1 of island \"nvidia\" would drive the same GPU GPU-1");
-  strcpy(records[1].facts[0].value, "GPU-2");
+  COPY(records[1].facts[0].value, "GPU-2");
   fact(0, "gpu_pci", "0000:01:00.0"); /* slices: one card, two UUIDs */
   fact(1, "gpu_pci", "0000:01:00.0");
   accepted(4);
   gbi_discovery_free(d);
   records[1].facts[0].value[0] = 0;
   refused(4, "0000:01:00.0");
-  strcpy(records[1].hostname, "elsewhere");
+  COPY(records[1].hostname, "elsewhere");
   accepted(4);
   gbi_discovery_free(d);
-  strcpy(records[2].facts[0].name, "gpu_uuid"); /* another island */
-  strcpy(records[2].facts[0].value, "GPU-1");
+  COPY(records[2].facts[0].name, "gpu_uuid"); /* another island */
+  COPY(records[2].facts[0].value, "GPU-1");
   records[2].facts_count = 1;
   accepted(4);
   done();
@@ -250,17 +252,17 @@ GB_TEST(discovery, two_ranks_on_one_gpu) {
 
 static void filled(gbi_record *r) {
   memset(r, 0, sizeof *r);
-  strcpy(r->vendor, "amd");
-  strcpy(r->hostname, "h");
-  strcpy(r->host_key, "k");
-  strcpy(r->bridge, "tcp");
-  strcpy(r->settings[0].name, "GPUBRIDGE_X");
-  strcpy(r->settings[0].value, "1");
+  COPY(r->vendor, "amd");
+  COPY(r->hostname, "h");
+  COPY(r->host_key, "k");
+  COPY(r->bridge, "tcp");
+  COPY(r->settings[0].name, "GPUBRIDGE_X");
+  COPY(r->settings[0].value, "1");
   r->settings_count = 1;
-  strcpy(r->facts[0].name, "torch_version");
-  strcpy(r->facts[0].value, "2.13.0+cpu");
+  COPY(r->facts[0].name, "torch_version");
+  COPY(r->facts[0].value, "2.13.0+cpu");
   r->facts_count = 1;
-  strcpy(r->problems[0], "p");
+  COPY(r->problems[0], "p");
   r->problems_count = 1;
 }
 

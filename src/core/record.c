@@ -164,7 +164,7 @@ static bool is_off(const char *word) {
 static void check_compression(gbi_record *r, gbi_value *value) {
   char text[256];
   if (is_off(value->text)) {
-    strcpy(value->text, "off");
+    copy(value->text, sizeof value->text, "off");
     return;
   }
   snprintf(text, sizeof text,
@@ -323,8 +323,8 @@ static void fill_facts(const gb_job_params *params, gbi_record *r,
       add_own(r, &error, own);
       return;
     }
-    strcpy(r->facts[i].name, fact->name);
-    strcpy(r->facts[i].value, fact->value);
+    copy(r->facts[i].name, sizeof r->facts[i].name, fact->name);
+    copy(r->facts[i].value, sizeof r->facts[i].value, fact->value);
     r->facts_count++;
   }
 }
