@@ -165,6 +165,8 @@ void gbi_engine_release(gbi_engine *engine, gbi_task *task) {
 
 int gbi_engine_active(const gbi_engine *engine) { return engine->active; }
 
+gbi_task *gbi_engine_nth(gbi_engine *engine, int n) { return engine->order[n]; }
+
 gbi_task *gbi_engine_oldest(gbi_engine *engine) {
   return engine->active ? engine->order[0] : NULL;
 }

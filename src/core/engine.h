@@ -57,6 +57,8 @@ gb_status gbi_engine_progress(gbi_engine *engine, bool *moved_p,
 gbi_task *gbi_engine_finished(gbi_engine *engine);
 void gbi_engine_release(gbi_engine *engine, gbi_task *task);
 int gbi_engine_active(const gbi_engine *engine);
+/* The n-th oldest one in flight. */
+gbi_task *gbi_engine_nth(gbi_engine *engine, int n);
 /* The oldest unfinished task. */
 gbi_task *gbi_engine_oldest(gbi_engine *engine);
 /* Sleeps until something may have changed since `seen` (gbi_bell_look), or

@@ -367,12 +367,45 @@ static gb_status look_around(driver *d, gb_error *error) {
 
 /* ---- driving ---- */
 
+static bool overlap(const void *a, size_t a_bytes, const void *b,
+                    size_t b_bytes) {
+  uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+  return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
+}
+
+/* Bytes of a call's input and output on this rank. */
+static void call_bytes(const gb_group *g, const gbi_coll *coll, size_t *in,
+                       size_t *out) {
+  size_t one = coll->count * gb_dtype_bytes((gb_dtype)coll->dtype);
+  size_t all = one * (size_t)g->p.world;
+  *in = coll->op == GBI_OP_REDUCE_SCATTER ? all : one;
+  *out = coll->op == GBI_OP_ALL_GATHER ? all : one;
+}
+
+/* Whether `work` writes what a call in flight uses, or reads what one writes:
+ * it must then wait for it, as program order says. The others may start it
+ * already; they wait for us inside it. */
+static bool must_wait(gb_group *g, const gb_work *work) {
+  size_t in, out, other_in, other_out;
+  call_bytes(g, &work->coll, &in, &out);
+  for (int i = 0; i < gbi_engine_active(g->p.engine); i++) {
+    const gb_work *other = gbi_engine_nth(g->p.engine, i)->owner;
+    call_bytes(g, &other->coll, &other_in, &other_out);
+    if (overlap(work->out, out, other->out, other_out) ||
+        overlap(work->out, out, other->in, other_in) ||
+        overlap(work->in, in, other->out, other_out))
+      return true;
+  }
+  return false;
+}
+
 /* The worker takes what is queued while there is room. */
 static gb_status refill(driver *d, gb_error *error) {
   gb_group *g = d->g;
   while (gbi_engine_active(g->p.engine) < GBI_TASKS) {
     pthread_mutex_lock(&g->works->lock);
     gb_work *work = g->queue_head;
+    if (work && must_wait(g, work)) work = NULL;
     if (work) {
       g->queue_head = work->next;
       if (!g->queue_head) g->queue_tail = NULL;
@@ -458,8 +491,8 @@ static void fail_group(gb_group *g, const gb_error *cause) {
 static gb_status refusal(const gb_group *g, gb_error *error) {
   if (g->failed)
     return gbi_fail_rank(error, GB_ERR_ABORTED, g->failure.rank,
-                         "this job has failed and refuses calls: %.1700s. "
-                         "Close it and open a new one",
+                         "%.1900s. The job has failed and refuses calls: close "
+                         "it and open a new one",
                          g->failure.text);
   if (g->draining)
     return gbi_fail(error, GB_ERR_STATE, "the job is being closed");

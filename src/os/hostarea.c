@@ -541,12 +541,22 @@ gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
   return status;
 }
 
+/* A window and, behind it, the count of processes that have left it. */
+static size_t window_bytes(size_t bytes) {
+  return round_up(bytes + sizeof(uint64_t), PAGE);
+}
+
+static void give_back(gbi_hostarea *area, uint64_t offset, size_t whole) {
+  (void)fallocate(area->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  (off_t)offset, (off_t)whole);
+}
+
 gb_status gbi_hostarea_alloc(gbi_hostarea *area, size_t bytes,
                              uint64_t *offset_p, gb_error *error) {
   if (bytes == 0 || bytes > (size_t)1 << 46)
     return gbi_fail(error, GB_ERR_ARGUMENT, "a window of %zu bytes", bytes);
   size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
-  size_t whole = round_up(bytes, PAGE);
+  size_t whole = window_bytes(bytes);
   uint64_t next = atomic_load(&area->head->next), offset;
   do {
     offset = (next + align - 1) / align * align;
@@ -555,7 +565,7 @@ gb_status gbi_hostarea_alloc(gbi_hostarea *area, size_t bytes,
   gb_status status = reserve(area->memfd, offset, whole, error);
   if (status != GB_OK) {
     /* What a part of it took goes back; the range itself stays unused. */
-    gbi_hostarea_free(area, offset, whole);
+    give_back(area, offset, whole);
     return status;
   }
   *offset_p = offset;
@@ -572,14 +582,15 @@ static void touch(void *data, size_t bytes) {
 gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
                            void **data_p, gb_error *error) {
   struct stat st;
+  size_t whole = bytes < (size_t)1 << 46 ? window_bytes(bytes) : SIZE_MAX;
   /* The offset came from another process. */
   if (offset % PAGE || bytes == 0 || fstat(area->memfd, &st) ||
-      offset > (uint64_t)st.st_size || bytes > (uint64_t)st.st_size - offset)
+      offset > (uint64_t)st.st_size || whole > (uint64_t)st.st_size - offset)
     return gbi_fail(error, GB_ERR_PROTOCOL,
                     "a window of %zu bytes at %" PRIu64
                     " lies outside the memory shared by this host's ranks",
                     bytes, offset);
-  void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+  void *data = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED,
                     area->memfd, (off_t)offset);
   if (data == MAP_FAILED)
     return gbi_fail(error, GB_ERR_MEMORY,
@@ -587,18 +598,20 @@ gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
                     strerror(errno));
   /* Refused by kernels without huge shared pages: small ones do as well. */
   if (bytes >= HUGE_PAGE) (void)madvise(data, bytes, MADV_HUGEPAGE);
-  touch(data, bytes);
+  touch(data, whole);
   *data_p = data;
   return GB_OK;
 }
 
-void gbi_hostarea_unmap(gbi_hostarea *area, void *data, size_t bytes) {
-  if (data) munmap(data, bytes);
-}
-
-void gbi_hostarea_free(gbi_hostarea *area, uint64_t offset, size_t bytes) {
-  (void)fallocate(area->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  (off_t)offset, (off_t)round_up(bytes, PAGE));
+void gbi_hostarea_leave(gbi_hostarea *area, void *data, uint64_t offset,
+                        size_t bytes, int users) {
+  if (!data) return;
+  size_t whole = window_bytes(bytes);
+  _Atomic uint64_t *left =
+      (_Atomic uint64_t *)((char *)data + whole - sizeof(uint64_t));
+  bool last = atomic_fetch_add(left, 1) + 1 == (uint64_t)users;
+  munmap(data, whole);
+  if (last) give_back(area, offset, whole);
 }
 
 void gbi_hostarea_ring(gbi_hostarea *area, int index) {

@@ -43,9 +43,11 @@ gb_status gbi_hostarea_alloc(gbi_hostarea *area, size_t bytes,
 /* Maps with every page touched already. */
 gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
                            void **data_p, gb_error *error);
-void gbi_hostarea_unmap(gbi_hostarea *area, void *data, size_t bytes);
-/* Gives the window's memory back to the host; by the process that allocated. */
-void gbi_hostarea_free(gbi_hostarea *area, uint64_t offset, size_t bytes);
+/* This process is through with a window that `users` processes map. The last of
+ * them gives its memory back to the host; until then the others may go on reading
+ * what was written. data may be NULL (never mapped). */
+void gbi_hostarea_leave(gbi_hostarea *area, void *data, uint64_t offset,
+                        size_t bytes, int users);
 /* Wakes local process `index`. */
 void gbi_hostarea_ring(gbi_hostarea *area, int index);
 gbi_waiter *gbi_hostarea_waiter(gbi_hostarea *area);

@@ -35,10 +35,12 @@ static void share(void) {
   gb_exchange(blob, w.used, all);
   void *data[GB_AREA_RANKS_MAX];
   size_t sizes[GB_AREA_RANKS_MAX];
+  uint64_t offsets[GB_AREA_RANKS_MAX];
   for (int r = 0; r < gb_world(); r++) {
-    uint64_t at = gbi_get_u64(&all[r]);
+    offsets[r] = gbi_get_u64(&all[r]);
     sizes[r] = gbi_get_u64(&all[r]);
-    GB_CHECK_OK(gbi_hostarea_map(area, at, sizes[r], &data[r], NULL));
+    GB_CHECK_OK(
+        gbi_hostarea_map(area, offsets[r], sizes[r], &data[r], NULL));
     GB_CHECK_INT(((uint8_t *)data[r])[sizes[r] - 1], 0);
   }
   gb_meet();
@@ -48,8 +50,17 @@ static void share(void) {
   gb_meet();
   for (int r = 0; r < gb_world(); r++)
     GB_CHECK_INT(((uint8_t *)data[gb_rank()])[bytes - 1 - (size_t)r], r + 1);
-  for (int r = 0; r < gb_world(); r++) gbi_hostarea_unmap(area, data[r], sizes[r]);
-  gbi_hostarea_free(area, offset, bytes);
+  /* Rank 0 leaves late: what others wrote before they left is still there. */
+  if (gb_rank())
+    for (int r = 0; r < gb_world(); r++)
+      gbi_hostarea_leave(area, data[r], offsets[r], sizes[r], gb_world());
+  gb_meet();
+  if (gb_rank() == 0)
+    for (int r = 0; r < gb_world(); r++) {
+      GB_CHECK_INT(((uint8_t *)data[r])[sizes[r] - (size_t)gb_world()],
+                   gb_world());
+      gbi_hostarea_leave(area, data[r], offsets[r], sizes[r], gb_world());
+    }
   gb_meet();
   gbi_hostarea_close(area);
 }
@@ -72,13 +83,12 @@ GB_TEST(hostarea, windows_are_fresh_touched_and_checked) {
   memset(data, 1, bytes);
   getrusage(RUSAGE_SELF, &after);
   GB_CHECK(after.ru_minflt - before.ru_minflt < 8);
-  gbi_hostarea_unmap(area, data, bytes);
-  gbi_hostarea_free(area, first, bytes);
+  gbi_hostarea_leave(area, data, first, bytes, 1);
   GB_CHECK_OK(gbi_hostarea_alloc(area, bytes, &second, NULL));
   GB_CHECK(second >= first + bytes);
   GB_CHECK_OK(gbi_hostarea_map(area, second, bytes, &data, NULL));
   for (size_t i = 0; i < bytes; i += 997) GB_CHECK(!((uint8_t *)data)[i]);
-  gbi_hostarea_unmap(area, data, bytes);
+  gbi_hostarea_leave(area, data, second, bytes, 1);
   /* Offsets of other processes are not believed. */
   GB_CHECK_INT(gbi_hostarea_map(area, UINT64_C(1) << 40, 4096, &data, &error),
                GB_ERR_PROTOCOL);

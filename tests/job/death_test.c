@@ -65,7 +65,8 @@ static void kill_case(int victim, size_t count, int after_ms) {
   __atomic_add_fetch(&b->ended, 1, __ATOMIC_ACQ_REL);
   gb_test_await(&b->ended, gb_world() - 1, 5000);
   for (int r = 0; r < gb_world(); r++)
-    if (r != victim && strcmp(b->texts[r], error.text))
+    if (r != victim && !strstr(b->texts[r], error.text) &&
+        !strstr(error.text, b->texts[r])) /* a later call adds a hint */
       gb_test_fail(__FILE__, __LINE__, "\"%s\" is not \"%s\"", b->texts[r],
                    error.text);
   double start = test_now();

@@ -15,6 +15,8 @@
 /* ---- environment ---- */
 
 static void refused(const char *name, const char *value, const char *word) {
+  setenv("WORLD_SIZE", "4", 1);
+  setenv("GPUBRIDGE_VENDOR", "nvidia", 1);
   if (value)
     setenv(name, value, 1);
   else

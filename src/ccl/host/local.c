@@ -30,6 +30,7 @@ enum { AHEAD = 2, PART_ALIGN = 64, PIECE_LEAST = 16384 };
 typedef struct peer {
   gbi_ring ring;
   void *window;
+  uint64_t window_offset;
   gbi_member member;
 } peer;
 
@@ -41,7 +42,6 @@ struct gbi_local {
   uint64_t *seen;
   uint8_t *scratch; /* one piece: root's running sum when dst is src */
   uint64_t window_offset;
-  bool has_window;
   size_t window_bytes;
   uint64_t next_round;
   gbi_call announced;
@@ -77,7 +77,6 @@ gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
   if (status == GB_OK && count > 1) {
     status = gbi_hostarea_alloc(area, local->window_bytes,
                                 &local->window_offset, error);
-    local->has_window = status == GB_OK;
   }
   if (status != GB_OK) {
     gbi_local_close(local);
@@ -105,6 +104,7 @@ gb_status gbi_local_connect(gbi_local *local, gbi_reader *addresses,
                            p->member.rank);
     GBI_TRY(gbi_hostarea_map(local->area, offset, local->window_bytes,
                              &p->window, error));
+    p->window_offset = offset;
     gbi_ring_init(&p->ring, p->window, local->count, GBI_LOCAL_DEPTH,
                   GBI_LOCAL_SLOT_BYTES, i, i == local->me ? local->seen : NULL);
   }
@@ -118,10 +118,9 @@ void gbi_local_stop(gbi_local *local) {
 void gbi_local_close(gbi_local *local) {
   if (!local) return;
   for (int i = 0; local->peers && i < local->count; i++)
-    gbi_hostarea_unmap(local->area, local->peers[i].window,
-                       local->window_bytes);
-  if (local->has_window)
-    gbi_hostarea_free(local->area, local->window_offset, local->window_bytes);
+    gbi_hostarea_leave(local->area, local->peers[i].window,
+                       local->peers[i].window_offset, local->window_bytes,
+                       local->count);
   free(local->peers);
   free(local->seen);
   free(local->scratch);

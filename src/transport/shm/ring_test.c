@@ -101,6 +101,5 @@ GB_TEST(ring, announcements_are_never_torn, .ranks = 2) {
   }
   gb_meet();
   GB_CHECK(gbi_ring_noticed(&ring, 8 * 399999, &call));
-  gbi_hostarea_unmap(area, window, bytes);
   gbi_hostarea_close(area);
 }

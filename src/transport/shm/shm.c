@@ -24,6 +24,7 @@ typedef struct queue {
 typedef struct link {
   gbi_member member;
   void *window; /* the other member's, with its ring towards us */
+  uint64_t window_offset;
   gbi_ring out, in;
   uint64_t seen; /* the out ring's memory */
   uint64_t out_round, in_round;
@@ -38,7 +39,6 @@ typedef struct shm {
   int count, me, rank;
   uint64_t window_offset;
   size_t ring_bytes, window_bytes;
-  bool has_window;
   void *window; /* our own: our rings towards the others */
   link *links;  /* by member; our own entry is unused */
   bool canceled;
@@ -103,10 +103,10 @@ static size_t ring_at(const shm *t, int from, int to) {
 static void shm_close(gbi_transport *transport) {
   shm *t = shm_of(transport);
   for (int i = 0; t->links && i < t->count; i++)
-    gbi_hostarea_unmap(t->area, t->links[i].window, t->window_bytes);
-  gbi_hostarea_unmap(t->area, t->window, t->window_bytes);
-  if (t->has_window)
-    gbi_hostarea_free(t->area, t->window_offset, t->window_bytes);
+    gbi_hostarea_leave(t->area, t->links[i].window, t->links[i].window_offset,
+                       t->window_bytes, t->count);
+  gbi_hostarea_leave(t->area, t->window, t->window_offset, t->window_bytes,
+                     t->count);
   free(t->links);
   free(t);
 }
@@ -115,7 +115,6 @@ static gb_status make_window(shm *t, gb_error *error) {
   if (t->count < 2) return GB_OK;
   GBI_TRY(gbi_hostarea_alloc(t->area, t->window_bytes, &t->window_offset,
                              error));
-  t->has_window = true;
   return gbi_hostarea_map(t->area, t->window_offset, t->window_bytes,
                           &t->window, error);
 }
@@ -168,6 +167,7 @@ static gb_status shm_connect(gbi_transport *transport,
                            l->member.rank);
     GBI_TRY(gbi_hostarea_map(t->area, offset, t->window_bytes, &l->window,
                              error));
+    l->window_offset = offset;
     gbi_ring_init(&l->out, (uint8_t *)t->window + ring_at(t, t->me, i), 1,
                   DEPTH, SLOT_BYTES, -1, &l->seen);
     gbi_ring_init(&l->in, (uint8_t *)l->window + ring_at(t, i, t->me), 1, DEPTH,
