@@ -68,7 +68,7 @@ void gbi_blobs_free(gbi_blobs *blobs);
  * for all records, at most until the deadline; a rank that never came is named
  * (and only it): TIMEOUT on every rank that came. Then rank 0 calls `decide`
  * once, on the calling thread, with all records in rank order; its refusal is
- * what every rank raises, word for word. Otherwise everybody gets all records. */
+ * what every rank raises, word for word. Otherwise all get all records. */
 typedef gb_status (*gbi_decide_fn)(void *arg, gbi_reader *records, int count,
                                    gb_error *error);
 gb_status gbi_control_gather(gbi_control *control, const void *record,
