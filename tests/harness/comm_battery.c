@@ -342,7 +342,8 @@ static void fill_random(void *data, size_t count, gb_dtype dtype, int member,
     float f;
     memcpy(&f, &bits, 4);
     if (dtype == GB_FLOAT32) ((float *)data)[i] = f;
-    if (dtype == GB_FLOAT64) ((double *)data)[i] = f * (1 + 1e-9 * (double)(x % 997));
+    if (dtype == GB_FLOAT64)
+      ((double *)data)[i] = f * (1 + 1e-9 * (double)(x % 997));
     if (dtype == GB_BFLOAT16) ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
     if (dtype == GB_FLOAT16)
       ((uint16_t *)data)[i] =
