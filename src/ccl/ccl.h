@@ -14,10 +14,10 @@
  * hosts in the order of their first members: every member gets the same bits,
  * and they depend on the layout of hosts but on nothing else.
  *
- * Opens the island communicator on host memory; params->area is connected. params->members is the island,
- * ascending by rank; `local` tells who shares this host. members[i].hostname
- * together with local groups the other hosts: members with equal host_index
- * share a host. */
+ * Opens the island communicator on host memory; params->area is connected.
+ * params->members is the island, ascending by rank; `local` tells who shares
+ * this host. Members with equal host_index share a host; NULL: all share this
+ * one. */
 gb_status gbi_ccl_host_open(const gbi_transport_params *params,
                             const int *host_index, gbi_comm **comm_p,
                             gb_error *error);

@@ -53,7 +53,8 @@ static void sleep_in_poll(gbi_waiter *waiter, uint32_t seen,
   if (atomic_load(&waiter->bell->rung) == seen)
     ready = poll(all, (nfds_t)count + 1, most_ms);
   uint32_t before = atomic_fetch_sub(&waiter->bell->sleeper, IN_POLL);
-  for (int i = 0; i < count; i++) fds[i].revents = ready > 0 ? all[i].revents : 0;
+  for (int i = 0; i < count; i++)
+    fds[i].revents = ready > 0 ? all[i].revents : 0;
   if (ready <= 0 || !all[count].revents) return;
   uint64_t rings;
   ssize_t got = read(waiter->event_fd, &rings, sizeof rings);

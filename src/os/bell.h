@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 
 typedef struct gbi_bell {
-  _Atomic uint32_t rung;    /* pairs: ring's add (seq_cst), sleeper's re-check */
+  _Atomic uint32_t rung;    /* pairs: ring's add (seq_cst), sleeper's look */
   _Atomic uint32_t sleeper; /* how many sleep: + 1 in futex, + 2^16 in poll */
   uint8_t pad[120];         /* one pair of cache lines a bell */
 } gbi_bell;

@@ -383,7 +383,8 @@ static gb_status receive_all(reception *r, struct pollfd *fds,
       guest *g = &r->guests[i];
       if (g->fd >= 0 && g->give_up_ns <= now) drop(g);
       if (g->fd < 0) continue;
-      short events = g->index < 0 ? gbi_handshake_events(&g->handshake) : POLLIN;
+      short events =
+          g->index < 0 ? gbi_handshake_events(&g->handshake) : POLLIN;
       fds[n++] = (struct pollfd){g->fd, events, 0};
       soonest = GBI_MIN(soonest, g->give_up_ns);
     }

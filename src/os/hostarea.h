@@ -1,7 +1,7 @@
 /* The host area: one memfd shared by the processes of a job on one host.
  *
- * It holds a bell per process and windows that communicators allocate. The memfd
- * and every process's eventfd travel once, over Unix sockets in the abstract
+ * It holds a bell per process and windows that communicators allocate. The
+ * memfd and every process's eventfd travel once, over Unix sockets in the abstract
  * namespace, after a handshake that proves the job key. Nothing is ever put in
  * /dev/shm and nothing outlives the processes.
  *

@@ -342,7 +342,8 @@ static void fill_random(void *data, size_t count, gb_dtype dtype, int member,
     float f;
     memcpy(&f, &bits, 4);
     if (dtype == GB_FLOAT32) ((float *)data)[i] = f;
-    if (dtype == GB_FLOAT64) ((double *)data)[i] = f * (1 + 1e-9 * (double)(x % 997));
+    if (dtype == GB_FLOAT64)
+      ((double *)data)[i] = f * (1 + 1e-9 * (double)(x % 997));
     if (dtype == GB_BFLOAT16) ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
     if (dtype == GB_FLOAT16)
       ((uint16_t *)data)[i] =
@@ -531,6 +532,18 @@ void gb_battery_roots_differ(gb_comm_open_fn open, const int *host) {
 
 /* ---- scheduling ---- */
 
+static void freeze(int pid) {
+  char path[64], state = 0;
+  GB_CHECK_OK(kill(pid, SIGSTOP));
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  while (state != 'T') {
+    FILE *file = fopen(path, "r");
+    GB_CHECK(file && fscanf(file, "%*d %*s %c", &state) == 1);
+    fclose(file);
+    sched_yield();
+  }
+}
+
 /* The last rank is frozen for a while in the middle of a row of calls: the
  * others name it while they wait, and everybody ends with the right result. */
 void gb_battery_frozen(gb_comm_open_fn open, const int *host) {
@@ -538,13 +551,18 @@ void gb_battery_frozen(gb_comm_open_fn open, const int *host) {
   buffers m;
   gb_battery_open(&b, open, host);
   buffers_open(&m, 100003 * 4);
-  int last = gb_world() - 1, *pid = gb_spare();
+  int last = gb_world() - 1, *pid = gb_spare(); /* pid, waiting, frozen */
   gbi_comm_step s = {.kind = GBI_COMM_ALL_REDUCE, .dtype = GB_FLOAT32,
                      .redop = GB_SUM, .count = 100003};
   if (gb_rank() == last) __atomic_store_n(pid, getpid(), __ATOMIC_RELEASE);
   gb_meet();
   check_step(&b, &m, s, true);
-  if (gb_rank() == 0) GB_CHECK_OK(kill(*pid, SIGSTOP));
+  /* It must be frozen before it starts the second call. */
+  if (gb_rank() == 0) {
+    freeze(*pid);
+    __atomic_store_n(&pid[2], 1, __ATOMIC_RELEASE);
+  }
+  gb_test_await(&pid[2], 1, 10000);
   gb_error error;
   if (gb_rank() != last) {
     s.call = gb_battery_call(&b, &s);

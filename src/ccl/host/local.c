@@ -670,8 +670,9 @@ int gbi_local_waiting_for(const gbi_local *local, const gbi_local_step *step,
                                : data_round(step, step->combined);
       int n = missing_in(local, round, -1, members, max);
       if (n) return n;
-      round = step->published < step->pieces ? data_round(step, step->published)
-                                             : result_round(step, step->combined);
+      round = step->published < step->pieces
+                  ? data_round(step, step->published)
+                  : result_round(step, step->combined);
       return gbi_ring_holders(own, round, members, max);
     }
     default: return 0;

@@ -14,7 +14,8 @@
   } while (0)
 #define F32_TO_F16(out, in)                                                    \
   do {                                                                         \
-    __m128i f16_out = _mm256_cvtps_ph((__m256)*(in), _MM_FROUND_TO_NEAREST_INT); \
+    __m128i f16_out =                                                          \
+        _mm256_cvtps_ph((__m256)*(in), _MM_FROUND_TO_NEAREST_INT);             \
     memcpy(out, &f16_out, sizeof f16_out);                                     \
   } while (0)
 #include "device/host/kernels.inc.h"

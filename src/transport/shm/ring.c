@@ -6,7 +6,11 @@ _Static_assert(sizeof(gbi_slot) == 64, "the head of a slot is one cache line");
 _Static_assert(sizeof(gbi_call) == 24, "the notice holds a call in 3 words");
 _Static_assert(sizeof(gbi_ring_notice) == sizeof(gbi_ring_line), "one line");
 
-enum { LINES = 2 + GBI_RING_NOTICES, PAGE = 4096, LINE = sizeof(gbi_ring_line) };
+enum {
+  LINES = 2 + GBI_RING_NOTICES,
+  PAGE = 4096,
+  LINE = sizeof(gbi_ring_line)
+};
 
 static size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;

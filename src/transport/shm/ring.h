@@ -3,8 +3,8 @@
  * A ring is a window of the host area with one publisher, up to n readers and
  * D slots. Pieces go by round: a number that publisher and readers agree on
  * without talking, ascending, not every round need be used. The piece of round
- * r lies in slot r % D. The publisher overwrites a slot only when those who were
- * to read its last piece have said that they are through with that round;
+ * r lies in slot r % D. The publisher overwrites a slot only when those who
+ * were to read its last piece have said that they are through with that round;
  * readers take the pieces meant for them in ascending order of rounds.
  *
  * The window (every line 128 bytes, so that neighbours do not share one):
