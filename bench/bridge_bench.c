@@ -104,8 +104,8 @@ static void exchange_raw(size_t bytes) {
     } else if (idle++ < 20) {
       sched_yield();
     } else {
-      struct pollfd one = {raw_fd, (short)(POLLIN | (sent < bytes ? POLLOUT : 0)),
-                           0};
+      struct pollfd one = {raw_fd,
+                           (short)(POLLIN | (sent < bytes ? POLLOUT : 0)), 0};
       poll(&one, 1, 50);
     }
   }
@@ -119,8 +119,10 @@ static void open_bridge(void) {
   gbi_member members[2] = {
       {.rank = 0, .local = -1, .hostname = "a", .vendor = "nvidia"},
       {.rank = 1, .local = -1, .hostname = "b", .vendor = "amd"}};
-  gbi_transport_params params = {.members = members, .members_count = 2,
-                                 .me = me, .auth = &auth,
+  gbi_transport_params params = {.members = members,
+                                 .members_count = 2,
+                                 .me = me,
+                                 .auth = &auth,
                                  .store_host = "127.0.0.1",
                                  .timeout_ms = 10000};
   if (gbi_bridge_open(&gbi_transport_tcp, &params, &comm, &error))
@@ -142,10 +144,16 @@ static void open_bridge(void) {
 static void reduce_bridge(size_t bytes) {
   gb_error error;
   gbi_comm_step step = {.kind = GBI_COMM_ALL_REDUCE,
-                        .call = {.seq = ++seq, .count = bytes / 4, .root = -1,
-                                 .op = GBI_OP_ALL_REDUCE, .dtype = GB_FLOAT32},
-                        .src = data, .dst = data, .count = bytes / 4,
-                        .dtype = GB_FLOAT32, .redop = GB_SUM};
+                        .call = {.seq = ++seq,
+                                 .count = bytes / 4,
+                                 .root = -1,
+                                 .op = GBI_OP_ALL_REDUCE,
+                                 .dtype = GB_FLOAT32},
+                        .src = data,
+                        .dst = data,
+                        .count = bytes / 4,
+                        .dtype = GB_FLOAT32,
+                        .redop = GB_SUM};
   comm->ops->start(comm, &step, state);
   for (int idle = 0;;) {
     uint64_t moved = comm->moved;
@@ -192,8 +200,7 @@ static void measure(void (*call)(size_t), size_t bytes, int calls, int round,
 }
 
 static void fill(size_t count) {
-  for (size_t i = 0; i < count; i++)
-    data[i] = (float)(i % 61 + (size_t)me);
+  for (size_t i = 0; i < count; i++) data[i] = (float)(i % 61 + (size_t)me);
 }
 
 /* All values of both sides add up the same after any number of calls: the

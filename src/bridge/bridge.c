@@ -16,7 +16,8 @@
  *
  * Order on a link: a step posts its first message only when all earlier steps
  * have posted all of theirs. Otherwise a message of a step that the other side
- * cannot start yet could sit in front of a result that it needs to get there. */
+ * cannot start yet could sit in front of a result that it needs to get there.
+ */
 #include "bridge/bridge.h"
 
 #include "bridge/step.h"
@@ -25,7 +26,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static gbi_bridge *bridge_of(gbi_comm *comm) { return (gbi_bridge *)comm; }
+static gbi_bridge *bridge_of(gbi_comm *comm) {
+  return (gbi_bridge *)comm;
+}
 
 /* ---- Failing ---- */
 
@@ -141,8 +144,7 @@ static int waiting_for(gbi_comm *comm, const void *state, int *members,
   int n = 0;
   for (int side = 0; side < 2 && !n; side++)
     for (int i = 0; i < comm->members_count && n < max; i++)
-      if (i != comm->me && !s->finished &&
-          gbi_bridge_waits(s, i, side == 0))
+      if (i != comm->me && !s->finished && gbi_bridge_waits(s, i, side == 0))
         members[n++] = i;
   return n;
 }
@@ -157,8 +159,8 @@ static void address(gbi_comm *comm, gbi_writer *out) {
 static gb_status connect_bridge(gbi_comm *comm, const gbi_reader *addresses,
                                 uint64_t deadline_ns, gb_error *error) {
   gbi_bridge *b = bridge_of(comm);
-  GBI_TRY(b->transport->ops->connect(b->transport, addresses, deadline_ns,
-                                     error));
+  GBI_TRY(
+      b->transport->ops->connect(b->transport, addresses, deadline_ns, error));
   if (comm->members_count == 2)
     return gbi_bridge_measure(b, deadline_ns, error);
   return GB_OK;
@@ -219,13 +221,12 @@ static gb_status make_memory(gbi_bridge *b, gb_error *error) {
 }
 
 gb_status gbi_bridge_open(const gbi_transport_ops *transport,
-                          const gbi_transport_params *params,
-                          gbi_comm **comm_p, gb_error *error) {
+                          const gbi_transport_params *params, gbi_comm **comm_p,
+                          gb_error *error) {
   gbi_bridge *b = calloc(1, sizeof *b);
   if (!b) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a bridge");
-  b->base = (gbi_comm){.ops = &ops,
-                       .members_count = params->members_count,
-                       .me = params->me};
+  b->base = (gbi_comm){
+      .ops = &ops, .members_count = params->members_count, .me = params->me};
   b->turn_tail = &b->turn;
   b->area = params->area;
   gb_status status = make_memory(b, error);

@@ -1,7 +1,7 @@
 /* Proves the communicator's contract for the bridge over tcp and shm: the whole
- * battery, over tcp also with one and with several connections and odd chunks (S081), sums
- * in member order bit for bit, disagreement (S027 to S032), a death in
- * mid-flight (S042). */
+ * battery, over tcp also with one and with several connections and odd chunks
+ * (S081), sums in member order bit for bit, disagreement (S027 to S032), a
+ * death in mid-flight (S042). */
 #include "bridge/bridge.h"
 
 #include "harness/comm_battery.h"
@@ -66,8 +66,11 @@ static void die_in_flight(int delay_ms) {
   GB_CHECK(data != MAP_FAILED);
   uint64_t *died = gb_spare();
   gb_meet();
-  gbi_comm_step s = {.kind = GBI_COMM_ALL_REDUCE, .dtype = GB_FLOAT32,
-                     .redop = GB_SUM, .count = bytes / 4, .src = data,
+  gbi_comm_step s = {.kind = GBI_COMM_ALL_REDUCE,
+                     .dtype = GB_FLOAT32,
+                     .redop = GB_SUM,
+                     .count = bytes / 4,
+                     .src = data,
                      .dst = data};
   s.call = gb_battery_call(&b, &s);
   gb_error error;
@@ -103,8 +106,11 @@ GB_TEST(bridge, moves_much, .ranks = 2, .timeout_ms = 60000) {
   GB_CHECK(data != MAP_FAILED);
   for (size_t i = 0; i < count; i++)
     data[i] = (float)(i % 8191 + (size_t)gb_rank());
-  gbi_comm_step s = {.kind = GBI_COMM_ALL_REDUCE, .dtype = GB_FLOAT32,
-                     .redop = GB_SUM, .count = count, .src = data,
+  gbi_comm_step s = {.kind = GBI_COMM_ALL_REDUCE,
+                     .dtype = GB_FLOAT32,
+                     .redop = GB_SUM,
+                     .count = count,
+                     .src = data,
                      .dst = data};
   s.call = gb_battery_call(&b, &s);
   gb_error error;
@@ -124,14 +130,22 @@ GB_TEST(bridge, early_starter_does_not_block, .ranks = 3) {
   gb_battery_open(&b, open_tcp, NULL);
   for (int round = 0; round < 20; round++) {
     for (int i = 0; i < COUNT; i++) data[i] = (float)(gb_rank() + i % 100);
-    gbi_comm_step sum = {.kind = GBI_COMM_ALL_REDUCE, .dtype = GB_FLOAT32,
-                         .redop = GB_SUM, .count = COUNT, .src = data,
+    gbi_comm_step sum = {.kind = GBI_COMM_ALL_REDUCE,
+                         .dtype = GB_FLOAT32,
+                         .redop = GB_SUM,
+                         .count = COUNT,
+                         .src = data,
                          .dst = data};
     sum.call = gb_battery_call(&b, &sum);
     static float copy[16];
-    gbi_comm_step tell = {.kind = GBI_COMM_BROADCAST, .dtype = GB_FLOAT32,
-                          .root = 1, .step = 1, .count = 16, .src = copy,
-                          .dst = copy, .call = sum.call};
+    gbi_comm_step tell = {.kind = GBI_COMM_BROADCAST,
+                          .dtype = GB_FLOAT32,
+                          .root = 1,
+                          .step = 1,
+                          .count = 16,
+                          .src = copy,
+                          .dst = copy,
+                          .call = sum.call};
     gb_error error;
     gb_battery_start(&b, 0, &sum);
     if (gb_rank() == 1) {

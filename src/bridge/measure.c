@@ -25,8 +25,7 @@ static gb_status await(gbi_bridge *b, const gbi_xfer *xfer,
                        uint64_t deadline_ns, gb_error *error) {
   int peer = !b->base.me;
   for (int idle = 0; xfer->status == GB_ERR_BUSY;) {
-    uint32_t seen =
-        b->area ? gbi_bell_look(gbi_hostarea_waiter(b->area)) : 0;
+    uint32_t seen = b->area ? gbi_bell_look(gbi_hostarea_waiter(b->area)) : 0;
     if (b->transport->ops->progress(b->transport)) {
       idle = 0;
       continue;

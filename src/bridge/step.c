@@ -102,8 +102,7 @@ static gbi_bridge_mode mode_of(const gbi_bridge *b, const gbi_comm_step *step,
     return GBI_BRIDGE_COPY;
   if (step->kind == GBI_COMM_REDUCE) return GBI_BRIDGE_REDUCE;
   if (b->base.members_count == 2)
-    return bytes <= GBI_BRIDGE_PAIR_BYTES ||
-                   b->rtt_us > GBI_BRIDGE_LONG_RTT_US
+    return bytes <= GBI_BRIDGE_PAIR_BYTES || b->rtt_us > GBI_BRIDGE_LONG_RTT_US
                ? GBI_BRIDGE_PAIR
                : GBI_BRIDGE_SEGMENT;
   return bytes <= GBI_BRIDGE_SMALL_BYTES ? GBI_BRIDGE_SMALL
@@ -146,8 +145,7 @@ static void sink_own_last(void *arg, size_t offset, const void *data,
   x->combine(x->out + offset, data, x->own + offset, bytes / x->element);
 }
 
-static void sink_add(void *arg, size_t offset, const void *data,
-                     size_t bytes) {
+static void sink_add(void *arg, size_t offset, const void *data, size_t bytes) {
   gbi_bridge_xfer *x = arg;
   x->add(x->sum + offset, data, bytes / x->element);
 }
@@ -231,8 +229,7 @@ static void aim_take(gbi_bridge *b, gbi_bridge_step *s, int from,
   x->element = slot->element;
   x->own = at(s->step.src, r);
   x->out = at(s->step.dst, r);
-  x->sum = b->scratch +
-           piece % GBI_BRIDGE_WINDOW * GBI_BRIDGE_PIECE_BYTES;
+  x->sum = b->scratch + piece % GBI_BRIDGE_WINDOW * GBI_BRIDGE_PIECE_BYTES;
   if (slot->mode == GBI_BRIDGE_SMALL) x->sum = x->out = slot->small;
   set_sink(x, from, me);
   x->xfer.after = turn_before(b, slot, from, piece);
@@ -253,8 +250,8 @@ static void post_take(gbi_bridge *b, gbi_bridge_step *s, int from,
   b->transport->ops->post_recv(b->transport, from, &x->xfer);
 }
 
-static void post_result(gbi_bridge *b, gbi_bridge_step *s, int member,
-                        int flow, uint32_t piece) {
+static void post_result(gbi_bridge *b, gbi_bridge_step *s, int member, int flow,
+                        uint32_t piece) {
   gbi_xfer *xfer = &xfer_at(s->slot, member, flow, piece)->xfer;
   int owner = flow == GBI_RESULT_OUT ? b->base.me : member;
   range r = piece_of(s->slot, segment(b, s->slot, owner), piece);
@@ -266,16 +263,14 @@ static void post_result(gbi_bridge *b, gbi_bridge_step *s, int member,
     b->transport->ops->post_recv(b->transport, member, xfer);
 }
 
-static bool may_post(const gbi_bridge_slot *slot, int flow,
-                     const gbi_flow *f) {
+static bool may_post(const gbi_bridge_slot *slot, int flow, const gbi_flow *f) {
   uint32_t piece = f->posted;
   if (piece >= f->total || piece - f->done >= GBI_BRIDGE_WINDOW) return false;
   bool adds_up = slot->reduced < slot->own_total;
   switch (flow) {
-    /* Not further ahead of the own sums than the others' receives reach. */
     case GBI_GIVE:
       return slot->mode != GBI_BRIDGE_SEGMENT || !adds_up ||
-             piece < slot->reduced + GBI_BRIDGE_WINDOW;
+             piece < slot->reduced + slot->ahead;
     case GBI_TAKE: return piece < slot->reduced + GBI_BRIDGE_WINDOW;
     case GBI_RESULT_OUT: return piece < slot->reduced;
     default: return true;
@@ -335,6 +330,8 @@ void gbi_bridge_begin(gbi_bridge *b, gbi_bridge_step *s) {
   slot->mode = mode_of(b, &s->step, slot->bytes);
   slot->reduced = 0;
   slot->own_total = 0;
+  slot->ahead =
+      b->base.members_count == 2 ? GBI_BRIDGE_WINDOW : GBI_BRIDGE_AHEAD;
   slot->add = NULL;
   slot->combine = NULL;
   if (slot->mode != GBI_BRIDGE_COPY) {

@@ -13,6 +13,10 @@
  * beyond that, two members exchange everything at once (LONG_RTT_US). */
 #define GBI_BRIDGE_PIECE_BYTES ((size_t)256 << 10)
 #define GBI_BRIDGE_WINDOW 4
+/* More members send their contributions this many pieces ahead of their own
+ * sums: the round trip may be long. (Two send them close together with results
+ * that are still in the cache.) */
+#define GBI_BRIDGE_AHEAD 64
 /* Up to here two members exchange everything, later halves. */
 #define GBI_BRIDGE_PAIR_BYTES ((size_t)256 << 10)
 #define GBI_BRIDGE_LONG_RTT_US 500
@@ -51,8 +55,9 @@ typedef struct gbi_bridge_slot {
   size_t bytes, element; /* of the step; of one element */
   gbi_reduce_fn add;
   gbi_combine_fn combine;
-  uint32_t own_total; /* pieces that this member adds up */
-  uint32_t reduced;   /* of these, complete */
+  uint32_t own_total;           /* pieces that this member adds up */
+  uint32_t reduced;             /* of these, complete */
+  uint32_t ahead;               /* pieces given before the own sums get there */
   gbi_flow (*flows)[GBI_FLOWS]; /* one row a member */
   gbi_bridge_xfer *xfers;       /* [member][flow][WINDOW] */
   uint8_t *small;               /* SMALL_BYTES */

@@ -19,10 +19,15 @@ void gb_fabric_listen(gb_fabric *f, gb_transport_fn open, gbi_reader *all) {
   for (int r = 0; r < gb_world(); r++)
     f->members[r] = (gbi_member){
         .rank = r, .local = r, .hostname = "here", .vendor = "nvidia"};
-  gbi_transport_params params = {
-      .members = f->members, .members_count = gb_world(), .me = gb_rank(),
-      .area = f->area, .auth = &gb_area_auth, .group = 3, .comm = 4,
-      .store_host = "127.0.0.1", .timeout_ms = gb_fabric_timeout_ms};
+  gbi_transport_params params = {.members = f->members,
+                                 .members_count = gb_world(),
+                                 .me = gb_rank(),
+                                 .area = f->area,
+                                 .auth = &gb_area_auth,
+                                 .group = 3,
+                                 .comm = 4,
+                                 .store_host = "127.0.0.1",
+                                 .timeout_ms = gb_fabric_timeout_ms};
   if (f->ops->open(&params, &f->transport, &error))
     gb_test_fail(__FILE__, __LINE__, "%s", error.text);
   uint8_t mine[1024];
@@ -69,9 +74,12 @@ gb_status gb_fabric_wait(gb_fabric *f, const gbi_xfer *xfer, int timeout_ms) {
   return xfer->status;
 }
 
-static const gbi_call the_call = {.seq = 7, .count = 5, .root = -1,
+static const gbi_call the_call = {.seq = 7,
+                                  .count = 5,
+                                  .root = -1,
                                   .op = GBI_OP_ALL_REDUCE,
-                                  .dtype = GB_FLOAT32, .redop = GB_SUM};
+                                  .dtype = GB_FLOAT32,
+                                  .redop = GB_SUM};
 
 static void init(gbi_xfer *xfer, uint64_t tag, void *data, size_t bytes) {
   memset(xfer, 0xa5, sizeof *xfer); /* the transport must not trust its part */
@@ -120,9 +128,10 @@ static uint8_t *buffer(size_t bytes) {
   return data;
 }
 
-static const size_t sizes[] = {0,    1,    63,      64,       65,
-                               4095, 4096, 65537,   262144,   262145,
-                               1 << 20, (1 << 20) + 7, 16 << 20};
+static const size_t sizes[] = {0,       1,      63,      64,
+                               65,      4095,   4096,    65537,
+                               262144,  262145, 1 << 20, (1 << 20) + 7,
+                               16 << 20};
 
 /* ---- Bytes ---- */
 
@@ -167,9 +176,8 @@ void gb_transport_tags(gb_transport_fn open) {
   for (uint64_t round = 0; round < 10; round++) {
     for (int i = 0; i < TAGS; i++) {
       int tag = (i * 7 + 3) % TAGS;
-      gb_fabric_recv(&f, other, &recv[tag],
-                     round * TAGS + (uint64_t)tag, in[tag],
-                     sizeof in[0] >> tag % 5);
+      gb_fabric_recv(&f, other, &recv[tag], round * TAGS + (uint64_t)tag,
+                     in[tag], sizeof in[0] >> tag % 5);
     }
     for (int i = 0; i < TAGS; i++) {
       gb_pattern(out[i], sizeof out[0], round * 100 + (uint64_t)i);
@@ -178,8 +186,7 @@ void gb_transport_tags(gb_transport_fn open) {
     }
     for (int i = TAGS - 1; i >= 0; i--) {
       GB_CHECK_INT(gb_fabric_wait(&f, &recv[i], RUN_MS), GB_OK);
-      gb_check_pattern(in[i], sizeof in[0] >> i % 5,
-                       round * 100 + (uint64_t)i);
+      gb_check_pattern(in[i], sizeof in[0] >> i % 5, round * 100 + (uint64_t)i);
     }
     for (int i = 0; i < TAGS; i++)
       GB_CHECK_INT(gb_fabric_wait(&f, &send[i], RUN_MS), GB_OK);
@@ -231,8 +238,7 @@ typedef struct sink_log {
   const gbi_xfer *after;
 } sink_log;
 
-static void log_sink(void *arg, size_t offset, const void *data,
-                     size_t bytes) {
+static void log_sink(void *arg, size_t offset, const void *data, size_t bytes) {
   sink_log *log = arg;
   GB_CHECK(bytes && bytes % log->granule == 0);
   GB_CHECK(offset % log->granule == 0 && offset + bytes <= log->bytes);
@@ -295,8 +301,11 @@ void gb_transport_in_place(gb_transport_fn open) {
       uint64_t tag = i * 2 + (size_t)sunk;
       uint8_t *data = buffer(bytes);
       gbi_xfer send, recv;
-      sink_log log = {.data = data, .seen = buffer(bytes), .granule = 1,
-                      .bytes = bytes, .after = &send};
+      sink_log log = {.data = data,
+                      .seen = buffer(bytes),
+                      .granule = 1,
+                      .bytes = bytes,
+                      .after = &send};
       gb_pattern(data, bytes, tag * 2 + (uint64_t)gb_rank());
       gb_fabric_send(&f, other, &send, tag, data, bytes);
       if (sunk) {
@@ -328,8 +337,11 @@ void gb_transport_chain(gb_transport_fn open) {
     gbi_xfer one, two;
     if (gb_rank() == 0) {
       uint8_t *first = buffer(bytes);
-      sink_log log = {.data = data, .seen = buffer(bytes), .granule = 1,
-                      .bytes = bytes, .after = &one};
+      sink_log log = {.data = data,
+                      .seen = buffer(bytes),
+                      .granule = 1,
+                      .bytes = bytes,
+                      .after = &one};
       gb_fabric_recv(&f, 1, &one, i, first, bytes);
       recv_sink(&f, 2, &two, i, &log);
       GB_CHECK_INT(gb_fabric_wait(&f, &two, 10), GB_ERR_BUSY);
@@ -437,8 +449,7 @@ void gb_transport_mismatch(gb_transport_fn open) {
   f.ops->post_send(f.transport, other, &send);
   f.ops->post_recv(f.transport, other, &recv);
   GB_CHECK_INT(gb_fabric_wait(&f, &recv, RUN_MS), GB_ERR_MISMATCH);
-  GB_CHECK_INT(f.ops->link_error(f.transport, other, &error),
-               GB_ERR_MISMATCH);
+  GB_CHECK_INT(f.ops->link_error(f.transport, other, &error), GB_ERR_MISMATCH);
   GB_CHECK_TEXT(error.text,
                 "rank 0 called all_reduce number 7 of 5 float32, sum, rank 1 "
                 "called all_reduce number 7 of 4 float32, sum");

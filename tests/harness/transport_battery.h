@@ -61,20 +61,22 @@ void gb_transport_warm(gb_transport_fn open);
 /* For transports that notice a death by themselves; ranks 2, expect "0k". */
 void gb_transport_killed(gb_transport_fn open);
 
-#define GB_TRANSPORT_CASE(suite_, name_, ranks_, what, open)                   \
-  GB_TEST(suite_, name_, .ranks = ranks_, .timeout_ms = 60000) { what(open); }
-#define GB_TRANSPORT_BATTERY(suite_, open)                                     \
-  GB_TRANSPORT_CASE(suite_, sizes, 2, gb_transport_sizes, open)                \
-  GB_TRANSPORT_CASE(suite_, tags, 2, gb_transport_tags, open)                  \
-  GB_TRANSPORT_CASE(suite_, late_receive, 2, gb_transport_late_receive, open)  \
-  GB_TRANSPORT_CASE(suite_, sinks, 2, gb_transport_sinks, open)                \
-  GB_TRANSPORT_CASE(suite_, in_place, 2, gb_transport_in_place, open)          \
-  GB_TRANSPORT_CASE(suite_, chain, 3, gb_transport_chain, open)                \
-  GB_TRANSPORT_CASE(suite_, busy_peer, 2, gb_transport_busy_peer, open)        \
-  GB_TRANSPORT_CASE(suite_, all_pairs, 5, gb_transport_all_pairs, open)        \
-  GB_TRANSPORT_CASE(suite_, wrong_length, 2, gb_transport_wrong_length, open)  \
-  GB_TRANSPORT_CASE(suite_, mismatch, 2, gb_transport_mismatch, open)          \
-  GB_TRANSPORT_CASE(suite_, stop, 2, gb_transport_stop, open)                  \
+#define GB_TRANSPORT_CASE(suite_, name_, ranks_, what, open)     \
+  GB_TEST(suite_, name_, .ranks = ranks_, .timeout_ms = 60000) { \
+    what(open);                                                  \
+  }
+#define GB_TRANSPORT_BATTERY(suite_, open)                                    \
+  GB_TRANSPORT_CASE(suite_, sizes, 2, gb_transport_sizes, open)               \
+  GB_TRANSPORT_CASE(suite_, tags, 2, gb_transport_tags, open)                 \
+  GB_TRANSPORT_CASE(suite_, late_receive, 2, gb_transport_late_receive, open) \
+  GB_TRANSPORT_CASE(suite_, sinks, 2, gb_transport_sinks, open)               \
+  GB_TRANSPORT_CASE(suite_, in_place, 2, gb_transport_in_place, open)         \
+  GB_TRANSPORT_CASE(suite_, chain, 3, gb_transport_chain, open)               \
+  GB_TRANSPORT_CASE(suite_, busy_peer, 2, gb_transport_busy_peer, open)       \
+  GB_TRANSPORT_CASE(suite_, all_pairs, 5, gb_transport_all_pairs, open)       \
+  GB_TRANSPORT_CASE(suite_, wrong_length, 2, gb_transport_wrong_length, open) \
+  GB_TRANSPORT_CASE(suite_, mismatch, 2, gb_transport_mismatch, open)         \
+  GB_TRANSPORT_CASE(suite_, stop, 2, gb_transport_stop, open)                 \
   GB_TRANSPORT_CASE(suite_, warm, 2, gb_transport_warm, open)
 
 #endif

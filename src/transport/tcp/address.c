@@ -57,8 +57,8 @@ static bool by_gloo_interface(gbi_tcp *t) {
   int count = 0;
   gb_error why;
   if (!gbi_env("GLOO_SOCKET_IFNAME", name, sizeof name)) return false;
-  if (gbi_interface_addresses("GLOO_SOCKET_IFNAME", name, list, &count,
-                              &why) != GB_OK) {
+  if (gbi_interface_addresses("GLOO_SOCKET_IFNAME", name, list, &count, &why) !=
+      GB_OK) {
     GBI_INFO("tcp", "ignored: %s", why.text);
     return false;
   }

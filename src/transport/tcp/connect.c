@@ -129,7 +129,8 @@ static gb_status read_peers(setup *s, const gbi_reader *addresses) {
 
 static gb_status make_conns(gbi_tcp *t, gb_error *error) {
   int total = 0;
-  for (int i = 0; i < t->params.members_count; i++) total += t->links[i].streams;
+  for (int i = 0; i < t->params.members_count; i++)
+    total += t->links[i].streams;
   size_t n = (size_t)GBI_MAX(total, 1);
   size_t share = GBI_TCP_BUFFERS_BYTES / n & ~(size_t)63;
   t->buffer_bytes =
@@ -242,8 +243,8 @@ static void start_attempt(setup *s, int member, int stream, int candidate) {
                  .candidate = candidate,
                  .started = gbi_now_ns(),
                  .until = s->deadline_ns};
-  a->fd = socket(to->sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
-                 0);
+  a->fd =
+      socket(to->sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (a->fd < 0) {
     note_failure(s, a, reason_text(errno, text, sizeof text));
     return;
@@ -352,8 +353,7 @@ static void adopt(setup *s, attempt *a) {
   }
   for (int i = 0; i < s->attempts_count; i++) {
     attempt *b = &s->attempts[i];
-    if (b->fd >= 0 && b->member == a->member && b->stream == a->stream)
-      drop(b);
+    if (b->fd >= 0 && b->member == a->member && b->stream == a->stream) drop(b);
   }
 }
 
@@ -496,13 +496,13 @@ static gb_status accept_all(setup *s, int listener) {
       continue;
     }
     uint64_t now = gbi_now_ns();
-    *a = (attempt){.fd = fd,
-                   .accepted = true,
-                   .member = -1,
-                   .phase = PHASE_GREET,
-                   .started = now,
-                   .until = GBI_MIN(s->deadline_ns,
-                                    now + STRANGER_MS * GBI_NS_PER_MS)};
+    *a = (attempt){
+        .fd = fd,
+        .accepted = true,
+        .member = -1,
+        .phase = PHASE_GREET,
+        .started = now,
+        .until = GBI_MIN(s->deadline_ns, now + STRANGER_MS * GBI_NS_PER_MS)};
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     gbi_handshake_accept(&a->shake, s->t->params.auth);
@@ -621,9 +621,8 @@ static gb_status watch_conns(gbi_tcp *t, gb_error *error) {
   return GB_OK;
 }
 
-gb_status gbi_tcp_connect(gbi_transport *transport,
-                          const gbi_reader *addresses, uint64_t deadline_ns,
-                          gb_error *error) {
+gb_status gbi_tcp_connect(gbi_transport *transport, const gbi_reader *addresses,
+                          uint64_t deadline_ns, gb_error *error) {
   setup s = {.t = (gbi_tcp *)transport,
              .start_ns = gbi_now_ns(),
              .deadline_ns = deadline_ns,

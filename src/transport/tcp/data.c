@@ -28,7 +28,9 @@ enum {
   CHECK_MS = 500
 };
 
-static gbi_tcp *tcp(gbi_transport *transport) { return (gbi_tcp *)transport; }
+static gbi_tcp *tcp(gbi_transport *transport) {
+  return (gbi_tcp *)transport;
+}
 
 static void count(_Atomic uint64_t *counter, uint64_t more) {
   /* One writer: no atomic add is needed. */
@@ -132,8 +134,7 @@ static gbi_xfer *take_piece(gbi_tcp_link *link, gbi_tcp_conn *c) {
 static void note_sent(gbi_tcp_link *link, gbi_xfer *xfer) {
   size_t low = xfer->posted;
   for (int i = 0; i < link->streams; i++)
-    if (link->conns[i].out == xfer)
-      low = GBI_MIN(low, link->conns[i].out_at);
+    if (link->conns[i].out == xfer) low = GBI_MIN(low, link->conns[i].out_at);
   xfer->moved = low;
 }
 
@@ -222,9 +223,8 @@ static void forget_recv(gbi_tcp_link *link, gbi_xfer *xfer) {
 static void refuse_call(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c,
                         gbi_xfer *xfer) {
   gb_error error;
-  gb_status status =
-      gbi_fail_mismatch(&error, t->members[t->params.me].rank, &xfer->call,
-                        link->rank, &c->frame.call);
+  gb_status status = gbi_fail_mismatch(&error, t->members[t->params.me].rank,
+                                       &xfer->call, link->rank, &c->frame.call);
   if (link->status == GB_OK) {
     link->status = status;
     link->error = error;
@@ -277,8 +277,8 @@ static bool note_piece(gbi_tcp_link *link, gbi_xfer *xfer, size_t offset) {
     xfer->inflight >>= 1;
     first++;
   }
-  xfer->moved = GBI_MAX(xfer->moved,
-                        GBI_MIN(first * link->piece_bytes, xfer->bytes));
+  xfer->moved =
+      GBI_MAX(xfer->moved, GBI_MIN(first * link->piece_bytes, xfer->bytes));
   return true;
 }
 
@@ -286,8 +286,7 @@ static bool note_piece(gbi_tcp_link *link, gbi_xfer *xfer, size_t offset) {
 static void note_received(gbi_tcp_link *link, gbi_tcp_conn *c) {
   if (c->in_at == c->in_end) return;
   size_t in_place = c->in_at - c->carry_bytes;
-  if (c->in->moved / link->piece_bytes ==
-      c->frame.offset / link->piece_bytes)
+  if (c->in->moved / link->piece_bytes == c->frame.offset / link->piece_bytes)
     c->in->moved = GBI_MAX(c->in->moved, in_place);
 }
 
@@ -446,8 +445,8 @@ static ssize_t read_payload(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c) {
     to = (uint8_t *)xfer->data + c->in_at;
   }
   bool ahead = c->in_at + room == c->in_end;
-  struct iovec iov[2] = {
-      {to, room}, {c->buffer, GBI_MIN(t->buffer_bytes, AHEAD_BYTES)}};
+  struct iovec iov[2] = {{to, room},
+                         {c->buffer, GBI_MIN(t->buffer_bytes, AHEAD_BYTES)}};
   c->at = c->have = 0;
   ssize_t n = read_bytes(t, link, c, iov, ahead ? 2 : 1);
   if (n <= 0) return n;
@@ -465,8 +464,8 @@ static unsigned receive_on(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c) {
   c->drained = false;
   while (!link->broken && !c->drained && moved < GBI_TCP_CALL_BYTES &&
          can_read(c)) {
-    ssize_t n = c->has_frame ? read_payload(t, link, c)
-                             : read_header(t, link, c);
+    ssize_t n =
+        c->has_frame ? read_payload(t, link, c) : read_header(t, link, c);
     if (n <= 0) break;
     moved += (size_t)n;
     did++;

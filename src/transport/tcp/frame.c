@@ -65,8 +65,7 @@ const char *gbi_tcp_frame_read(const uint8_t raw[GBI_TCP_FRAME_BYTES],
   };
   if (frame->message_bytes > (uint64_t)INT64_MAX)
     return "a frame with an absurd message length";
-  if (frame->offset > frame->message_bytes ||
-      frame->offset % piece_bytes ||
+  if (frame->offset > frame->message_bytes || frame->offset % piece_bytes ||
       (frame->offset && frame->offset == frame->message_bytes))
     return "a frame with a bad offset";
   if (frame->piece_bytes !=

@@ -66,8 +66,8 @@ typedef struct gbi_tcp_conn {
 
   /* The piece being received. */
   bool has_frame;
-  bool refused;  /* its receive failed with a mismatch: never consumed */
-  gbi_xfer *in;  /* NULL: no receive has its tag yet */
+  bool refused; /* its receive failed with a mismatch: never consumed */
+  gbi_xfer *in; /* NULL: no receive has its tag yet */
   gbi_tcp_frame frame;
   size_t in_at, in_end;
   uint8_t carry[16]; /* part of an element that waits for its rest */
@@ -85,7 +85,7 @@ typedef struct gbi_tcp_link {
   char address[GBI_ADDRESS_TEXT]; /* of the other side, for texts */
   char congestion[16];
   gbi_tcp_conn *conns;
-  int next_conn; /* where the next message starts */
+  int next_conn;                    /* where the next message starts */
   gbi_xfer *send_head, **send_tail; /* not wholly cut into pieces yet */
   gbi_xfer *recv_head, **recv_tail; /* posted, not complete */
   bool broken;
@@ -98,18 +98,18 @@ typedef struct gbi_tcp {
   gbi_transport_params params; /* members: own copy */
   gbi_member *members;
   int epoll_fd;
-  int stop_fd; /* an eventfd in the epoll set */
-  _Atomic bool stopped; /* pairs: stop's release store, progress's acquire */
-  bool canceled;        /* pending xfers were completed after stop */
-  int streams_setting;  /* 0: by rule */
+  int stop_fd;           /* an eventfd in the epoll set */
+  _Atomic bool stopped;  /* pairs: stop's release store, progress's acquire */
+  bool canceled;         /* pending xfers were completed after stop */
+  int streams_setting;   /* 0: by rule */
   int64_t piece_setting; /* 0: by rule */
   char congestion_setting[16];
   char chosen_by[300]; /* why these addresses, for telemetry */
   int listeners_count;
   int listeners[GBI_TCP_CANDIDATES_MAX];
   gbi_address addresses[GBI_TCP_CANDIDATES_MAX]; /* with ports */
-  gbi_tcp_link *links; /* one a member */
-  gbi_tcp_conn *conns; /* of all links */
+  gbi_tcp_link *links;                           /* one a member */
+  gbi_tcp_conn *conns;                           /* of all links */
   int conns_count;
   uint8_t *buffers;
   size_t buffer_bytes; /* of one connection */
@@ -139,9 +139,8 @@ gb_status gbi_tcp_setting(int which, gbi_value *value, const char **name_p,
 gb_status gbi_tcp_choose_addresses(gbi_tcp *t, gb_error *error);
 
 /* connect.c */
-gb_status gbi_tcp_connect(gbi_transport *transport,
-                          const gbi_reader *addresses, uint64_t deadline_ns,
-                          gb_error *error);
+gb_status gbi_tcp_connect(gbi_transport *transport, const gbi_reader *addresses,
+                          uint64_t deadline_ns, gb_error *error);
 void gbi_tcp_close_listeners(gbi_tcp *t);
 
 /* data.c */

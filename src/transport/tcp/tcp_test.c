@@ -36,9 +36,15 @@ static const gbi_transport_ops *open_one_small(void) {
 static const gbi_transport_ops *open_three_small(void) {
   return with("3", "4096");
 }
-static const gbi_transport_ops *open_four(void) { return with("4", NULL); }
-static const gbi_transport_ops *open_eight(void) { return with("8", "64K"); }
-static const gbi_transport_ops *open_many(void) { return with("64", "4096"); }
+static const gbi_transport_ops *open_four(void) {
+  return with("4", NULL);
+}
+static const gbi_transport_ops *open_eight(void) {
+  return with("8", "64K");
+}
+static const gbi_transport_ops *open_many(void) {
+  return with("64", "4096");
+}
 
 GB_TRANSPORT_BATTERY(tcp, open_default)
 GB_TRANSPORT_BATTERY(tcp_1_4k, open_one_small)
@@ -57,16 +63,20 @@ GB_TEST(tcp_4, killed, .ranks = 2, .expect = "0k") {
 /* ---- Frames ---- */
 
 GB_TEST(tcp_frame, checks_every_field) {
-  gbi_tcp_frame frame = {.stream = 2, .tag = 99, .message_bytes = 10000,
-                         .offset = 8192, .piece_bytes = 1808}, got;
-  frame.call = (gbi_call){.seq = 3, .count = 4, .root = -1, .op = 1,
-                          .dtype = 6, .redop = 0};
+  gbi_tcp_frame frame = {.stream = 2,
+                         .tag = 99,
+                         .message_bytes = 10000,
+                         .offset = 8192,
+                         .piece_bytes = 1808},
+                got;
+  frame.call = (gbi_call){
+      .seq = 3, .count = 4, .root = -1, .op = 1, .dtype = 6, .redop = 0};
   uint8_t raw[GBI_TCP_FRAME_BYTES];
   gbi_tcp_frame_write(&frame, raw);
   GB_CHECK(!gbi_tcp_frame_read(raw, 2, 4096, &got));
   GB_CHECK(gbi_call_equal(&frame.call, &got.call));
-  GB_CHECK(got.tag == 99 && got.message_bytes == 10000 &&
-           got.offset == 8192 && got.piece_bytes == 1808);
+  GB_CHECK(got.tag == 99 && got.message_bytes == 10000 && got.offset == 8192 &&
+           got.piece_bytes == 1808);
   GB_CHECK(gbi_tcp_frame_read(raw, 1, 4096, &got));
   GB_CHECK(gbi_tcp_frame_read(raw, 2, 8192 * 2, &got));
   /* Any bit outside tag and call makes it wrong. */
@@ -100,7 +110,8 @@ static gb_status open_alone(const char *store_host, gbi_transport **t,
                             gb_error *error) {
   static gbi_member members[2] = {{.rank = 0, .local = -1, .hostname = "a"},
                                   {.rank = 1, .local = -1, .hostname = "b"}};
-  gbi_transport_params params = {.members = members, .members_count = 2,
+  gbi_transport_params params = {.members = members,
+                                 .members_count = 2,
                                  .auth = &gb_area_auth,
                                  .store_host = store_host,
                                  .timeout_ms = 5000};
@@ -258,8 +269,12 @@ static void one_lies(int liar, bool both) {
   gb_fabric_close(&f);
 }
 
-GB_TEST(tcp_connect, other_way_round, .ranks = 2) { one_lies(0, false); }
-GB_TEST(tcp_connect, usual_way, .ranks = 2) { one_lies(1, false); }
+GB_TEST(tcp_connect, other_way_round, .ranks = 2) {
+  one_lies(0, false);
+}
+GB_TEST(tcp_connect, usual_way, .ranks = 2) {
+  one_lies(1, false);
+}
 GB_TEST(tcp_connect, no_way_names_everything, .ranks = 2) {
   one_lies(0, true);
 }
@@ -411,8 +426,8 @@ GB_TEST(tcp_hostile, garbage_header, .ranks = 2) {
 
 GB_TEST(tcp_hostile, absurd_length, .ranks = 2) {
   uint8_t raw[GBI_TCP_FRAME_BYTES];
-  gbi_tcp_frame frame = {.tag = 1, .message_bytes = UINT64_MAX,
-                         .piece_bytes = UINT32_MAX};
+  gbi_tcp_frame frame = {
+      .tag = 1, .message_bytes = UINT64_MAX, .piece_bytes = UINT32_MAX};
   gbi_tcp_frame_write(&frame, raw);
   send_frame(raw, "absurd message length");
 }
@@ -430,10 +445,16 @@ GB_TEST(tcp_hostile, piece_comes_twice, .ranks = 2) {
     gbi_tcp *t = (gbi_tcp *)f.transport;
     for (uint8_t k = 0; k < 2; k++) {
       uint8_t raw[GBI_TCP_FRAME_BYTES];
-      gbi_tcp_frame frame = {.stream = k, .tag = 1, .message_bytes = 8192,
-                             .offset = 0, .piece_bytes = 4096};
-      frame.call = (gbi_call){.seq = 7, .count = 5, .root = -1,
-                              .op = GBI_OP_ALL_REDUCE, .dtype = GB_FLOAT32};
+      gbi_tcp_frame frame = {.stream = k,
+                             .tag = 1,
+                             .message_bytes = 8192,
+                             .offset = 0,
+                             .piece_bytes = 4096};
+      frame.call = (gbi_call){.seq = 7,
+                              .count = 5,
+                              .root = -1,
+                              .op = GBI_OP_ALL_REDUCE,
+                              .dtype = GB_FLOAT32};
       gbi_tcp_frame_write(&frame, raw);
       say(t->links[0].conns[k].fd, raw, sizeof raw);
       say(t->links[0].conns[k].fd, data, 4096);
@@ -467,8 +488,8 @@ typedef struct end {
 
 static void *connect_end(void *arg) {
   end *e = arg;
-  e->status = gbi_transport_tcp.connect(
-      e->transport, e->all, gbi_deadline_after_ms(10000), NULL);
+  e->status = gbi_transport_tcp.connect(e->transport, e->all,
+                                        gbi_deadline_after_ms(10000), NULL);
   return NULL;
 }
 
@@ -486,8 +507,10 @@ GB_TEST(tcp, cut_cable_is_noticed) {
   for (int i = 0; i < 2; i++) {
     gb_error error;
     gbi_writer w;
-    gbi_transport_params params = {.members = members, .members_count = 2,
-                                   .me = i, .auth = &gb_area_auth,
+    gbi_transport_params params = {.members = members,
+                                   .members_count = 2,
+                                   .me = i,
+                                   .auth = &gb_area_auth,
                                    .store_host = "127.0.0.1",
                                    .timeout_ms = 1500};
     GB_CHECK_OK(gbi_transport_tcp.open(&params, &ends[i].transport, &error));
