@@ -174,7 +174,8 @@ static int rank_main(double seconds) {
   void *state = aligned_alloc(64, (comm->ops->state_bytes + 63) / 64 * 64);
   uint64_t seq = 0;
   if (me == 0)
-    printf("# float32 sum, %d ranks, kernels %s\n#%9s %8s %12s %12s %12s %12s %8s\n",
+    printf("# float32 sum, %d ranks, kernels %s\n"
+           "#%9s %8s %12s %12s %12s %12s %8s\n",
            ranks, "host", "bytes", "calls", "median us", "mean us", "best us",
            "cpu us/rank", "wrong");
   for (size_t i = 0; i < GBI_COUNT(sizes); i++)

@@ -109,11 +109,10 @@ def show_bar(step, total, loss, rate):
 
 
 def run_rank(result_path):
+    import gpubridge
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
-
-    import gpubridge
 
     torch.set_num_threads(1)
     dist.init_process_group(backend="gpubridge")

@@ -49,7 +49,7 @@ def _torch_finds_us_by_itself():
 def register_if_needed():
     """What ``import gpubridge`` does: registers when torch is here and would
     not find the name by itself. Without torch it does nothing."""
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         register()
     elif importlib.util.find_spec("torch") and not _torch_finds_us_by_itself():
         register()

@@ -4,7 +4,6 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Optional
 
 _REDOPS = ("sum", "avg", "max", "min")
 _DTYPES = (
@@ -59,10 +58,10 @@ class CollectiveRecord:
     seq: int
     op: str
     nbytes: int
-    dtype: Optional[str]
-    src: Optional[int]
-    policy: Optional[str]
-    reduce_op: Optional[str]
+    dtype: str | None
+    src: int | None
+    policy: str | None
+    reduce_op: str | None
     start: Mark
     end: Mark
     phases: tuple
@@ -77,7 +76,7 @@ class CollectiveRecord:
     def elapsed_ms(self) -> float:
         return elapsed_ms(self.start, self.end)
 
-    def phase(self, name: str) -> Optional[Phase]:
+    def phase(self, name: str) -> Phase | None:
         """The first phase of that name, or None."""
         return next((p for p in self.phases if p.name == name), None)
 
@@ -109,8 +108,8 @@ class InFlight:
 
     seq: int
     op: str
-    policy: Optional[str]
-    phase: Optional[str]
+    policy: str | None
+    phase: str | None
     phases_done: tuple
     thread: str
     seconds: float
@@ -123,7 +122,7 @@ class CollectiveObserver(ABC):
     @abstractmethod
     def on_collective(self, record: CollectiveRecord) -> None: ...
 
-    def on_detach(self, error: BaseException) -> None:
+    def on_detach(self, error: BaseException) -> None:  # noqa: B027 - optional
         """Called once after it was detached for raising `error`."""
 
 

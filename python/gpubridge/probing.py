@@ -1,7 +1,6 @@
 """What this process's PyTorch can do. Never raises, works before ``init``."""
 
 from dataclasses import asdict, dataclass, fields
-from typing import Optional
 
 
 @dataclass(frozen=True)
@@ -9,10 +8,10 @@ class Probe:
     """Each field has the default given here when its check failed; the failure
     is then in ``errors`` as ``"<check>: <error type>: <text>"``."""
 
-    build_vendor: Optional[str] = None
+    build_vendor: str | None = None
     torch_version: str = "unknown"
-    cuda_version: Optional[str] = None
-    hip_version: Optional[str] = None
+    cuda_version: str | None = None
+    hip_version: str | None = None
     gpu_count: int = 0
     nccl_available: bool = False
     gloo_available: bool = False

@@ -23,7 +23,6 @@ from .collectives import (
     run_broadcast,
     run_reduce_scatter,
 )
-from .work import Work
 
 _CPU = torch.device("cpu")
 
@@ -187,7 +186,7 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
         )
 
         def copy_out():
-            for row, place in zip(rows, outputs[0]):
+            for row, place in zip(rows, outputs[0], strict=True):
                 place.view(-1).copy_(row)
 
         return run_all_gather(rows, mine, _is_async(opts), outputs[0], copy_out)
@@ -231,5 +230,5 @@ def create_process_group(opts, pg_options=None):
     timeout = opts.timeout
     if not isinstance(timeout, timedelta):
         timeout = None
-    session.open_session(opts.store, opts.group_rank, opts.group_size, timeout)
+    session.open_for_group(opts.store, opts.group_rank, opts.group_size, timeout)
     return GpubridgeProcessGroup(opts.group_rank, opts.group_size, timeout)

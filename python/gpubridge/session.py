@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import threading
+import time
 import warnings
 from collections import deque
 from datetime import timedelta
@@ -22,8 +23,10 @@ from .topology import SplitTestWarning, Topology
 
 log = logging.getLogger("gpubridge")
 
+_JOINED = "gpubridge/joined"  # ranks that have connected to rank 0's store
+
 _session = None  # the open Session
-_wanted = {}  # what init() asks of the group that it is about to create
+_adopting = False  # init() has opened the job and now creates torch's group
 
 
 class Session:
@@ -39,6 +42,7 @@ class Session:
         self.kept = deque()
         self.worker = None
         self.lock = threading.Lock()
+        self.own_store = None  # rank 0's, see _own_store
 
     def keep(self, work, tensors):
         """Holds `tensors` until `work` is done, also if its owner drops it."""
@@ -60,6 +64,7 @@ class Session:
 
     def close(self):
         """Runs what is queued and leaves the job. Idempotent."""
+        self._await_store_clients()
         try:
             self.job.close()
         finally:
@@ -67,6 +72,17 @@ class Session:
                 self.worker.join()
             self.kept.clear()
             self.observers.clear()
+
+
+    def _await_store_clients(self):
+        """Rank 0's store must not go before the others have connected to it: a
+        short job can be over on rank 0 while they still do."""
+        store, self.own_store = self.own_store, None
+        end = time.monotonic() + 5
+        while store is not None and time.monotonic() < end:
+            if store.add(_JOINED, 0) >= self.topology.world_size - 1:
+                return
+            time.sleep(0.01)
 
 
 def current():
@@ -101,15 +117,8 @@ class _Store:
         return self.store.get(key)
 
 
-def _facts(found):
-    return [
-        ("torch_version", found.torch_version),
-        ("probe", json.dumps(found.to_dict())),
-    ]
-
-
-def open_session(store, rank, world_size, timeout):
-    """Joins the job over `store` (a torch store) and makes it the current one."""
+def _join(init_method, rank, world_size, timeout, bridge, policy, store, facts=()):
+    """Opens the job and makes it the current one."""
     global _session
     if _session is not None:
         raise RuntimeError(
@@ -121,16 +130,20 @@ def open_session(store, rank, world_size, timeout):
     found = probe()
     timeout_ms = int(timeout.total_seconds() * 1000) if timeout else 0
     job = _core.Job(
-        None,
+        init_method,
         rank,
         world_size,
         max(timeout_ms, 0),
-        _wanted.get("bridge"),
-        _wanted.get("policy") or os.environ.get("GPUBRIDGE_POLICY") or None,
+        bridge,
+        policy,
         found.build_vendor,
-        _facts(found),
+        [
+            ("torch_version", found.torch_version),
+            ("probe", json.dumps(found.to_dict())),
+            *facts,
+        ],
         list(found.errors),
-        _Store(store),
+        None if store is None else _Store(store),
         None,
     )
     info = job.info()
@@ -140,6 +153,15 @@ def open_session(store, rank, world_size, timeout):
     _session = Session(job, topology)
     _tell(topology)
     return _session
+
+
+def open_for_group(store, rank, world_size, timeout):
+    """The creator of torch's default group asks for its job: the one that
+    ``init()`` has just opened, or a new one over torch's `store`."""
+    if _adopting:
+        return current()
+    policy = os.environ.get("GPUBRIDGE_POLICY") or None
+    return _join(None, rank, world_size, timeout, None, policy, store)
 
 
 def close_session():
@@ -171,76 +193,57 @@ def _tell(topology):
 # ---- the public functions ----
 
 
-def _number(name, given, low):
-    """An int from the argument or the environment."""
-    if given is not None:
-        return given
-    text = os.environ.get(name, "").strip()
-    if not text:
-        hint = ""
-        if os.environ.get("SLURM_PROCID"):
-            hint = (
-                ". SLURM_PROCID is set, but not used: set RANK and WORLD_SIZE "
-                "from SLURM_PROCID and SLURM_NTASKS"
-            )
-        raise ValueError(
-            f"{name} is not set: a launcher such as torchrun or gpubridge run "
-            f"sets it, or pass it to init(){hint}"
+def _is_agent_store():
+    """Whether torchrun serves the store at MASTER_ADDR:MASTER_PORT."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _own_store(rank, timeout):
+    """Rank 0's store for torch's own use, on a port that its record tells the
+    others. The job does not need it: it has met without."""
+    import torch.distributed as dist
+
+    if rank != 0:
+        return None
+    return dist.TCPStore(
+        "localhost", 0, None, True, timeout, wait_for_workers=False
+    )
+
+
+def _torch_store(init_method, own, topology, timeout):
+    """The store that torch's default group gets."""
+    import torch.distributed as dist
+
+    if topology.world_size == 1:
+        return dist.HashStore()
+    if init_method.startswith("file://"):
+        return dist.FileStore(
+            init_method[len("file://") :] + ".torch", topology.world_size
         )
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if value < low:
-        raise ValueError(
-            f'{name} is "{text}", but must be a whole number of at least {low}'
-        )
-    return value
+    if own is not None:
+        return own
+    host, port = _master(init_method)
+    if not (_is_agent_store() and init_method == "env://"):
+        port = int(topology.peers[0].facts["torch_store_port"])
+    store = dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+    store.add(_JOINED, 1)
+    return store
 
 
 def _master(init_method):
-    """(host, port) of a tcp:// or env:// rendezvous."""
+    """Host and port of a rendezvous that has worked."""
     if init_method.startswith("tcp://"):
-        rest = init_method[len("tcp://") :]
-        if rest.count(":") > 1 and not rest.startswith("["):
-            raise ValueError(
-                f'"{init_method}" is ambiguous: an IPv6 address with a port is '
-                "written in brackets, like tcp://[::1]:29500"
-            )
         parts = urlsplit(init_method)
-        if not parts.hostname or not parts.port:
-            raise ValueError(f'"{init_method}" is not tcp://host:port')
         return parts.hostname, parts.port
-    host = os.environ.get("MASTER_ADDR", "").strip()
-    if not host:
-        raise ValueError(
-            "MASTER_ADDR is not set: a launcher such as torchrun or gpubridge "
-            "run sets it, or pass init_method to init()"
-        )
-    port = _number("MASTER_PORT", None, 1)
-    if port > 65535:
-        raise ValueError(f'MASTER_PORT is "{port}", but must be from 1 to 65535')
-    return host, port
+    return os.environ["MASTER_ADDR"].strip(), int(os.environ["MASTER_PORT"])
 
 
-def _open_store(init_method, rank, world_size, timeout):
-    import torch.distributed as dist
-
-    if init_method.startswith("file://"):
-        path = init_method[len("file://") :]
-        return dist.FileStore(path, world_size)
-    host, port = _master(init_method)
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
-    # Rank 0 must not wait for the others here: discovery does, and names them.
-    return dist.TCPStore(
-        host,
-        port,
-        None,
-        is_master=rank == 0 and not agent,
-        timeout=timeout,
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
+def _peek_rank(rank):
+    """This rank as far as it can be told; the library judges it."""
+    if rank is not None:
+        return rank
+    text = os.environ.get("RANK", "").strip()
+    return int(text) if text.isdigit() else -1
 
 
 def _check_name(kind, value):
@@ -285,31 +288,40 @@ def init(
     _check_name("bridge", bridge)
     _check_name("policy", policy)
     init_method = init_method or "env://"
-    rank = _number("RANK", rank, 0)
-    world_size = _number("WORLD_SIZE", world_size, 1)
-    if rank >= world_size:
-        raise ValueError(
-            f"RANK is {rank}, but must be below the world size {world_size}"
-        )
     timeout = timeout or dist.constants.default_pg_timeout
     from ._register import register
 
     register()
-    store = _open_store(init_method, rank, world_size, timeout)
-    _wanted.update(bridge=bridge, policy=policy)
+    global _adopting
+    rank_here = _peek_rank(rank)
+    own = None if _is_agent_store() else _own_store(rank_here, timeout)
+    facts = [("torch_store_port", str(own.port))] if own is not None else []
     try:
+        session = _join(
+            init_method,
+            -1 if rank is None else rank,
+            -1 if world_size is None else world_size,
+            timeout,
+            bridge,
+            policy,
+            None,
+            facts,
+        )
+        _adopting = True
+        topology = session.topology
+        session.own_store = own
         dist.init_process_group(
             "gpubridge",
-            store=store,
-            rank=rank,
-            world_size=world_size,
+            store=_torch_store(init_method, own, topology, timeout),
+            rank=topology.rank,
+            world_size=topology.world_size,
             timeout=timeout,
         )
     except BaseException:
         close_session()
         raise
     finally:
-        _wanted.clear()
+        _adopting = False
     return current().topology
 
 

@@ -1,8 +1,9 @@
 """What a job looks like: islands, leaders, bridge. All of it is immutable."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional
+from typing import Any
 
 from .probing import Probe
 
@@ -61,7 +62,7 @@ class PeerInfo:
         return self.facts.get("torch_version", "unknown")
 
     @property
-    def probe(self) -> Optional[Probe]:
+    def probe(self) -> Probe | None:
         text = self.facts.get("probe")
         return Probe.from_dict(json.loads(text)) if text else None
 
@@ -75,7 +76,7 @@ class Topology:
     vendor: str
     detected_vendor: str
     run_kind: str
-    split_test: Optional[str]
+    split_test: str | None
     simulated: bool
     layout: Layout
     peers: tuple

@@ -49,7 +49,9 @@ void gb_settings_list(void (*fn)(void *arg, const gb_setting_info *info),
           .size = sizeof info,
           .name = s->name,
           .default_value = s->default_value,
-          .value = value.is_set ? value.text : s->default_value,
+          .value = !value.is_set ? s->default_value
+                   : s->secret   ? "(set)"
+                                 : value.text,
           .source = value.is_set ? "environment" : "default",
           .must_agree = s->must_agree,
           .help = s->help,

@@ -95,7 +95,8 @@ static gb_status refuse(const gbi_setting *setting, const char *text,
                        ? "a whole number"
                        : "a size in bytes, like 65536 or 4M,",
                    setting->min);
-      if (setting->max) gbi_text_add(&out, " and at most %" PRId64, setting->max);
+      if (setting->max)
+        gbi_text_add(&out, " and at most %" PRId64, setting->max);
       if (setting->multiple)
         gbi_text_add(&out, ", a multiple of %" PRId64, setting->multiple);
       break;

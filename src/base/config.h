@@ -24,6 +24,7 @@ typedef struct gbi_setting {
   const char *help;
   gbi_setting_kind kind;
   bool must_agree;     /* compared across ranks in discovery */
+  bool secret;         /* its value is never shown */
   int64_t min, max;    /* INT and SIZE; max 0: no limit */
   int64_t multiple;    /* SIZE; 0: any */
   const char *choices; /* CHOICE: "half|alternate|node" */

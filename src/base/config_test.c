@@ -12,8 +12,9 @@ static const gbi_setting chunk = {
     .min = 8,
     .multiple = 8,
 };
-static const gbi_setting flag = {
-    .name = "GPUBRIDGE_X_FLAG", .default_value = "off", .kind = GBI_SETTING_BOOL};
+static const gbi_setting flag = {.name = "GPUBRIDGE_X_FLAG",
+                                 .default_value = "off",
+                                 .kind = GBI_SETTING_BOOL};
 static const gbi_setting mode = {.name = "GPUBRIDGE_X_MODE",
                                  .default_value = "",
                                  .kind = GBI_SETTING_CHOICE,

@@ -88,7 +88,8 @@ const uint8_t *gbi_get_raw(gbi_reader *reader, size_t bytes) {
 static uint64_t get_le(gbi_reader *reader, size_t bytes) {
   const uint8_t *raw = gbi_get_raw(reader, bytes);
   uint64_t value = 0;
-  for (size_t i = 0; raw && i < bytes; i++) value |= (uint64_t)raw[i] << (8 * i);
+  for (size_t i = 0; raw && i < bytes; i++)
+    value |= (uint64_t)raw[i] << (8 * i);
   return value;
 }
 

@@ -26,8 +26,9 @@ void gbi_put_u32(gbi_writer *writer, uint32_t value);
 void gbi_put_u64(gbi_writer *writer, uint64_t value);
 void gbi_put_i32(gbi_writer *writer, int32_t value);
 void gbi_put_raw(gbi_writer *writer, const void *data, size_t bytes);
-void gbi_put_blob(gbi_writer *writer, const void *data, size_t bytes); /* u32 length */
-void gbi_put_text(gbi_writer *writer, const char *text); /* as a blob */
+/* A blob is a u32 length and the bytes; a text is a blob. */
+void gbi_put_blob(gbi_writer *writer, const void *data, size_t bytes);
+void gbi_put_text(gbi_writer *writer, const char *text);
 
 typedef struct gbi_reader {
   const uint8_t *data;

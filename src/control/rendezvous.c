@@ -37,6 +37,7 @@ const gbi_setting gbi_control_settings[] = {
      .max = 86400,
      .help = "seconds of silence after which a rank counts as dead"},
     {.name = "GPUBRIDGE_SECRET",
+     .secret = true,
      .default_value = "",
      .kind = GBI_SETTING_TEXT,
      .help =

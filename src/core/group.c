@@ -276,7 +276,7 @@ static int late_members(const gb_group *g, uint64_t seq, int *ranks, int max) {
   return kept;
 }
 
-/* "..., phase bridge: waits for rank 2 (...); rank 2 (...) has not called it" */
+/* ", phase bridge, waits for rank 2 (...); not arrived at this call: ..." */
 static void add_wait_text(gb_group *g, const gb_work *work, gbi_text *text) {
   int ranks[64];
   const char *phase =
@@ -572,6 +572,7 @@ static gb_status call_sync(gb_group *g, gb_work *work, gb_error *error) {
 /* ---- worker ---- */
 
 void gbi_group_serve(gb_group *g) {
+  prctl(PR_SET_NAME, "gpubridge-async"); /* calls in flight show it */
   pthread_mutex_lock(&g->works->lock);
   g->serving = true;
   pthread_cond_broadcast(&g->works->changed);
@@ -595,7 +596,6 @@ void gbi_group_serve(gb_group *g) {
 }
 
 static void *worker_main(void *arg) {
-  prctl(PR_SET_NAME, "gpubridge-async");
   gbi_group_serve(arg);
   return NULL;
 }
@@ -647,7 +647,8 @@ void gbi_group_drain(gb_group *g) {
   pthread_cond_broadcast(&g->works->changed);
   /* A worker that its owner attached may have ended with calls left. */
   if (g->queued) (void)need_worker(g, NULL);
-  while (g->driving || g->queued || g->serving) gbi_works_wait(g->works, SLICE_MS);
+  while (g->driving || g->queued || g->serving)
+    gbi_works_wait(g->works, SLICE_MS);
   g->drained = true;
   bool own = g->own_worker;
   pthread_mutex_unlock(&g->works->lock);

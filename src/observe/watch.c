@@ -163,7 +163,8 @@ int gbi_watch_in_flight(gbi_watch *watch, gb_in_flight *list, int max) {
     gb_in_flight entry;
     show(&watch->calls[i], &entry, now);
     int at = count++;
-    for (; at > 0 && list[at - 1].seq > entry.seq; at--) list[at] = list[at - 1];
+    for (; at > 0 && list[at - 1].seq > entry.seq; at--)
+      list[at] = list[at - 1];
     list[at] = entry;
   }
   pthread_mutex_unlock(&watch->lock);

@@ -9,8 +9,9 @@
  *
  * mac is HMAC-SHA256 over the sender's message (without mac), its peer's nonce
  * and a word for the direction. Versions are read before any proof, so that two
- * builds can tell each other theirs; GREET and HELLO therefore keep their layout
- * in all versions, and a HELLO of another version is proven like any other. A stranger gets nothing but GREET.
+ * builds can tell each other theirs; GREET and HELLO therefore keep their
+ * layout in all versions, and a HELLO of another version is proven like any
+ * other. A stranger gets nothing but GREET.
  *
  * A gbi_handshake is a state machine over one non-blocking socket: call step
  * when the socket is ready until it no longer returns BUSY. It reads no byte

@@ -73,7 +73,8 @@ GB_TEST(handshake, wrong_key_or_job_is_refused) {
 GB_TEST(handshake, garbage_and_silence_are_harmless) {
   gbi_auth auth = {{1}, {2}};
   static const char http[] =
-      "GET / HTTP/1.1\r\nHost: a-name-that-is-long-enough-to-fill-the-message\r\n"
+      "GET / HTTP/1.1\r\n"
+      "Host: a-name-that-is-long-enough-to-fill-the-message\r\n"
       "User-Agent: scanner/1.0 (with a long name too)\r\n\r\n";
   int fds[2];
   pair(fds);

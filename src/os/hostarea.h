@@ -1,9 +1,9 @@
 /* The host area: one memfd shared by the processes of a job on one host.
  *
  * It holds a bell per process and windows that communicators allocate. The
- * memfd and every process's eventfd travel once, over Unix sockets in the abstract
- * namespace, after a handshake that proves the job key. Nothing is ever put in
- * /dev/shm and nothing outlives the processes.
+ * memfd and every process's eventfd travel once, over Unix sockets in the
+ * abstract namespace, after a handshake that proves the job key. Nothing is
+ * ever put in /dev/shm and nothing outlives the processes.
  *
  * "Local index" is a process's place in the ascending list of the host's ranks;
  * index 0 creates the memfd. Two-step set-up: open, exchange addresses among
@@ -44,8 +44,8 @@ gb_status gbi_hostarea_alloc(gbi_hostarea *area, size_t bytes,
 gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
                            void **data_p, gb_error *error);
 /* This process is through with a window that `users` processes map. The last of
- * them gives its memory back to the host; until then the others may go on reading
- * what was written. data may be NULL (never mapped). */
+ * them gives its memory back to the host; until then the others may go on
+ * reading what was written. data may be NULL (never mapped). */
 void gbi_hostarea_leave(gbi_hostarea *area, void *data, uint64_t offset,
                         size_t bytes, int users);
 /* Wakes local process `index`. */

@@ -10,8 +10,8 @@
  *   - a hazard: two steps of one rank that touch the same memory, one of them
  *     writing, with no dependency between them,
  *   - a scratch reference outside plan->scratch_bytes.
- * Elements are 64-bit tags added modulo 2^64, so "exactly once" is exact up to a
- * chance of 2^-64. */
+ * Elements are 64-bit tags added modulo 2^64, so "exactly once" is exact up to
+ * a chance of 2^-64. */
 #ifndef GBI_PLAN_CHECK_H
 #define GBI_PLAN_CHECK_H
 

@@ -1,7 +1,7 @@
 /* Proves with the plan checker that every policy's plans fit together and give
  * the right result: every collective and reduction, over hundreds of random and
- * named topologies, up to 4,096 ranks. The last tests break plans on purpose and
- * prove that the checker sees it. */
+ * named topologies, up to 4,096 ranks. The last tests break plans on purpose
+ * and prove that the checker sees it. */
 #include "policy/policy.h"
 
 #include <stdlib.h>
@@ -165,7 +165,8 @@ static void check_harm(void (*harm)(gbi_plan *plan), const char *words) {
 
 static void drop_dependency(gbi_plan *plan) {
   for (uint32_t i = 0; i < plan->count; i++)
-    if (plan->steps[i].resource == GBI_ON_BRIDGE) plan->steps[i].deps[0].count = 0;
+    if (plan->steps[i].resource == GBI_ON_BRIDGE)
+      plan->steps[i].deps[0].count = 0;
 }
 static void change_count(gbi_plan *plan) { plan->steps[0].count--; }
 static void divide_wrong_place(gbi_plan *plan) {

@@ -210,9 +210,9 @@ static int compare_turns(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Cuts rows 0..world-1 of `row` elements into units: runs, cut by chunk. Islands
- * take turns, so that the bridge is busy in every direction at once. The caller
- * frees; NULL sets plan->failed. */
+/* Cuts rows 0..world-1 of `row` elements into units: runs, cut by chunk.
+ * Islands take turns, so that the bridge is busy in every direction at once.
+ * The caller frees; NULL sets plan->failed. */
 static unit *cut_units(maker *m, uint64_t row, uint64_t chunk,
                        uint64_t *count_p) {
   const gbi_topology *t = m->topology;

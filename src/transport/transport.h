@@ -17,7 +17,7 @@
  *  - Each message carries the call's identity. When it differs from the
  *    receive's, the receive fails with GB_ERR_MISMATCH and both sides in the
  *    text. A different length is GB_ERR_PROTOCOL, never a truncation.
- *  - A link that broke fails all its xfers with PEER or SYSTEM and stays broken.
+ *  - A link that broke fails all its xfers with PEER or SYSTEM and stays so.
  *  - After stop every pending xfer completes with GB_ERR_CANCELED. */
 #ifndef GBI_TRANSPORT_TRANSPORT_H
 #define GBI_TRANSPORT_TRANSPORT_H
@@ -46,8 +46,9 @@ struct gbi_xfer {
   gbi_sink_fn sink; /* receive only; NULL: bytes go to data */
   void *sink_arg;
   size_t granule; /* sink pieces are multiples of this; a power of two <= 16 */
-  /* Receive only, may be NULL: a send over the same memory. Byte k of data may
-   * be written only once after->moved > k. */
+  /* Receive only, may be NULL: a send over the same memory, or an earlier
+   * receive into it. Byte k of data may be written (or sunk) only once
+   * after->moved > k. */
   const gbi_xfer *after;
   /* Set by the transport. */
   gb_status status; /* GB_ERR_BUSY while pending */
@@ -75,7 +76,7 @@ typedef struct gbi_transport_params {
   gbi_hostarea *area;    /* lent for the transport's life */
   const gbi_auth *auth;  /* lent likewise */
   uint32_t group, comm;  /* numbers that separate this one from others */
-  const char *store_host; /* how this rank reaches the job's rank 0; may be "" */
+  const char *store_host; /* how this rank reaches rank 0; may be "" */
   uint64_t timeout_ms;   /* silent peers are noticed within about this */
 } gbi_transport_params;
 

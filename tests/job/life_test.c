@@ -1,9 +1,9 @@
 /* Start, end, and everything around a job's life: environment (S021, S022,
  * S026), settings that differ or are malformed (S024, S025), late and missing
- * ranks (S015, S023), many jobs in one process (S017, S060), leaving in any order
- * (S018, S052, S055), forks (S061), signals (S053, S056), versions (S108), one
- * core (S059), cores of threads (S065), tiny resources, queue limits, work
- * handles (S087, S088, S090). */
+ * ranks (S015, S023), many jobs in one process (S017, S060), leaving in any
+ * order (S018, S052, S055), forks (S061), signals (S053, S056), versions
+ * (S108), one core (S059), cores of threads (S065), queue limits, work handles
+ * (S087, S088, S090). */
 #include <dirent.h>
 #include <pthread.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
-/* Numbers at their edges are right and equal in every bit on every rank: NaN and
- * infinities (S071), means over unequal islands (S072), halves that round
+/* Numbers at their edges are right and equal in every bit on every rank: NaN
+ * and infinities (S071), means over unequal islands (S072), halves that round
  * (S073), means whose sum overflows (S074), integers that wrap (S075), one hash
  * over runs, chunks, streams and transports (S076), edges of float32 (S077),
  * flags (S048, S078). */
@@ -95,10 +95,12 @@ GB_TEST(numbers, mean_that_fits, .ranks = 4, .vendors = "nnaa") {
   reduce(job, v, COUNT, GB_FLOAT16, GB_AVG);
   for (int i = 0; i < COUNT; i++)
     GB_CHECK_INT(v[i], i % 2 ? 0x7753 : 0x7bff);
-  gb_buffer in = {v, COUNT, GB_FLOAT16}, out = {scattered, COUNT / 4, GB_FLOAT16};
+  gb_buffer in = {v, COUNT, GB_FLOAT16};
+  gb_buffer out = {scattered, COUNT / 4, GB_FLOAT16};
   MUST(gb_reduce_scatter(gb_job_world(job), &out, &in, GB_AVG, NULL, error));
   for (int i = 0; i < COUNT / 4; i++)
-    GB_CHECK_INT(scattered[i], (i + COUNT / 4 * gb_rank()) % 2 ? 0x7753 : 0x7bff);
+    GB_CHECK_INT(scattered[i],
+                 (i + COUNT / 4 * gb_rank()) % 2 ? 0x7753 : 0x7bff);
   must_close(job);
 }
 

@@ -3,9 +3,8 @@
 import subprocess
 import sys
 
-import pytest
-
 import gpubridge
+import pytest
 
 
 def python(code, **kwargs):

@@ -329,7 +329,7 @@ static void tune(setup *s, gbi_tcp_link *link, int fd) {
     GBI_DEBUG("tcp", "congestion control %s is not to be had", wanted);
   bytes = sizeof link->congestion - 1;
   if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, link->congestion, &bytes))
-    strcpy(link->congestion, "?");
+    snprintf(link->congestion, sizeof link->congestion, "?");
   /* With several connections unsent bytes must stay few, or the kernel's
    * buffers take an equal share each at once and nothing is left to balance. */
   int unsent = 512 << 10;

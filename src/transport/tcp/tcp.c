@@ -92,7 +92,8 @@ static gb_status read_settings(gbi_tcp *t, gb_error *error) {
                     "GPUBRIDGE_TCP_CONGESTION is \"%.40s\", but names have at "
                     "most 15 letters",
                     value.text);
-  strcpy(t->congestion_setting, value.text);
+  snprintf(t->congestion_setting, sizeof t->congestion_setting, "%s",
+           value.text);
   return GB_OK;
 }
 
