@@ -36,6 +36,7 @@ gb_scope gb_status_scope(gb_status status) {
   return GB_SCOPE_JOB;
 }
 
+GB_PRINTF(4, 0)
 static gb_status fail_v(gb_error *error, gb_status status, int rank,
                         const char *format, va_list args) {
   if (error) {
