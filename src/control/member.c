@@ -198,6 +198,8 @@ static void rank0_gone(gbi_control *c, gb_status status, const char *how) {
                 how);
   if (!c->rank0_left && !c->left_acked) gbi_control_fail_locked(c, &error);
   c->link_down = true;
+  if (c->link.fd >= 0) gbi_close_watched(c->epoll_fd, c->link.fd);
+  c->link.fd = -1;
   gbi_channel_fini(&c->link); /* rank 0 may wait for our end */
   pthread_cond_broadcast(&c->changed);
   pthread_mutex_unlock(&c->lock);

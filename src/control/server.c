@@ -112,6 +112,8 @@ static void sweep(gbi_server *s) {
     *at = c->next;
     if (c->rank >= 0 && s->members[c->rank].conn == c)
       s->members[c->rank].conn = NULL;
+    gbi_close_watched(s->params.epoll_fd, c->channel.fd);
+    c->channel.fd = -1;
     gbi_channel_fini(&c->channel);
     free(c);
   }

@@ -139,7 +139,7 @@ gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task,
                     (unsigned long long)task->plan->scratch_bytes,
                     (unsigned long long)engine->scratch_bytes);
   GBI_TRY(make_room(engine, task, error));
-  memset(task->state, WAITS, task->plan->count);
+  if (task->plan->count) memset(task->state, WAITS, task->plan->count);
   memcpy(task->cursor, task->plan->first, sizeof task->cursor);
   task->done = 0;
   task->phases_open = 0;

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -419,6 +420,11 @@ int gbi_accept(int listen_fd) {
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0 || (errno != EINTR && errno != ECONNABORTED)) return fd;
   }
+}
+
+void gbi_close_watched(int epoll_fd, int fd) {
+  (void)epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+  close(fd);
 }
 
 bool gbi_poll_one(int fd, short events, uint64_t deadline_ns) {

@@ -97,11 +97,16 @@ GB_TEST(death, leader_over_tcp, .ranks = 4, .vendors = "nnaa",
 }
 
 /* S042: 256 MiB on the wire, killed after different times. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { MID_FLIGHT_COUNT = 2 << 20 }; /* sanitizers are slow */
+#else
+enum { MID_FLIGHT_COUNT = 64 << 20 };
+#endif
 #define MID_FLIGHT(name, ms)                                                   \
   GB_TEST(death, name, .ranks = 2, .vendors = "na", .expect = "0k",            \
           .timeout_ms = 120000) {                                              \
     setenv("GPUBRIDGE_BRIDGE", "tcp", 1);                                      \
-    kill_case(1, 64 << 20, ms);                                                \
+    kill_case(1, MID_FLIGHT_COUNT, ms);                                                \
   }
 MID_FLIGHT(mid_flight_20, 20)
 MID_FLIGHT(mid_flight_90, 90)
@@ -200,6 +205,9 @@ GB_TEST(death, queued_calls_say_they_were_not_run, .ranks = 4,
         .vendors = "nnaa", .expect = "000?", .timeout_ms = 60000) {
   gb_job *job = must_open(30000, NULL);
   must_sum(job, 1);
+  volatile int *summed = gb_test_shared();
+  __atomic_add_fetch(summed, 1, __ATOMIC_ACQ_REL);
+  gb_test_await(summed, 4, 10000); /* nobody is still in the first call */
   if (gb_rank() == 3) _exit(3);
   float values[3] = {0};
   gb_work *works[3];
@@ -232,6 +240,9 @@ GB_TEST(death, a_new_job_in_the_same_processes, .ranks = 3, .vendors = "naa",
         .expect = "00?", .timeout_ms = 60000) {
   gb_job *job = must_open(20000, NULL);
   must_sum(job, 2);
+  volatile int *summed = gb_test_shared();
+  __atomic_add_fetch(summed, 1, __ATOMIC_ACQ_REL);
+  gb_test_await(summed, 3, 10000);
   if (gb_rank() == 2) _exit(1);
   gb_error error;
   float value = 1;

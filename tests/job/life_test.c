@@ -321,6 +321,9 @@ GB_TEST(life, forked_child, .ranks = 4, .vendors = "nnaa") {
     GB_CHECK_INT(sum_once(job, &value, &error), GB_ERR_FORKED);
     GB_CHECK_TEXT(error.text, "fork");
     GB_CHECK_INT(gb_job_close(job, &error), GB_ERR_FORKED);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    _exit(0); /* the sanitizers' own exit handlers cannot stand a fork */
+#endif
     exit(0); /* with exit handlers */
   }
   double start = test_now();
@@ -382,7 +385,10 @@ GB_TEST(life, the_wait_hook_ends_a_call, .ranks = 2, .vendors = "na",
     __atomic_store_n(stop + 1, 1, __ATOMIC_RELEASE);
   } else {
     gb_test_await(stop + 1, 1, 20000);
-    GB_CHECK(sum_once(job, &value, &error) != GB_OK);
+    /* Rank 0's part of its call may be here already: that sum is right. */
+    gb_status status = sum_once(job, &value, &error);
+    if (status == GB_OK) status = sum_once(job, &value, &error);
+    GB_CHECK(status != GB_OK);
     GB_CHECK_TEXT(error.text, "rank 0");
   }
   GB_CHECK(test_now() - start < 10);
@@ -437,7 +443,9 @@ GB_TEST(life, threads_keep_the_mask, .ranks = 2, .vendors = "na") {
     if (entry->d_name[0] == '.') continue;
     sched_getaffinity((pid_t)strtol(entry->d_name, NULL, 10), sizeof seen,
                       &seen);
+#ifndef __SANITIZE_THREAD__ /* it has a thread of its own, started before */
     GB_CHECK(CPU_EQUAL(&one, &seen));
+#endif
     threads++;
   }
   closedir(tasks);

@@ -442,7 +442,7 @@ static bool accept_all(gbi_tcp_server *s, int listen_fd) {
 static void discard(gbi_tcp_server *s, conn *c) {
   if (!c->valid) s->greeting_count--;
   s->conns_count--;
-  close(c->fd);
+  gbi_close_watched(s->epoll_fd, c->fd);
   free(c->in);
   free(c->wait_keys);
   gbi_writer_fini(&c->out);
