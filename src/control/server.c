@@ -1,6 +1,7 @@
 #include "control/server.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "control/server_state.h"
 #include "os/net.h"
 
@@ -79,7 +80,7 @@ static void send_all(gbi_server *s, uint8_t type, const gbi_writer *body) {
 
 static gbi_conn *add_conn(gbi_server *s, int fd, gbi_conn_state state,
                           int rank) {
-  gbi_conn *c = calloc(1, sizeof *c);
+  gbi_conn *c = gbi_calloc(1, sizeof *c);
   if (!c) {
     close(fd);
     return NULL;
@@ -376,7 +377,7 @@ static bool take_record(gbi_server *s, gbi_conn *c, gbi_reader *body) {
   const uint8_t *record = gbi_get_blob(body, &bytes);
   if (!gbi_reader_done(body) || bytes > GBI_RECORD_MAX || m->record)
     return false;
-  m->record = malloc(bytes + 1);
+  m->record = gbi_malloc(bytes + 1);
   if (!m->record) return false;
   memcpy(m->record, record, bytes);
   m->record_bytes = bytes;
@@ -507,7 +508,7 @@ static void name_missing(gbi_server *s) {
   gb_error error;
   gbi_text text;
   int first = -1, count = 0;
-  int *missing = malloc((size_t)s->params.world * sizeof *missing);
+  int *missing = gbi_malloc((size_t)s->params.world * sizeof *missing);
   for (int r = 0; r < s->params.world; r++) {
     if (s->members[r].record) continue;
     if (first < 0) first = r;
@@ -641,8 +642,8 @@ static gb_status listen_on(gbi_server *s, gbi_address *address,
 
 gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
                           int count, gbi_server **server_p, gb_error *error) {
-  gbi_server *s = calloc(1, sizeof *s);
-  if (s) s->members = calloc((size_t)params->world, sizeof *s->members);
+  gbi_server *s = gbi_calloc(1, sizeof *s);
+  if (s) s->members = gbi_calloc((size_t)params->world, sizeof *s->members);
   if (s && s->members) {
     s->params = *params;
     s->own = add_conn(s, params->own_fd, GBI_CONN_MEMBER, 0);

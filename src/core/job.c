@@ -1,6 +1,7 @@
 #include "core/job.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "ccl/ccl.h"
 #include "bridge/bridge.h"
 #include "core/settings.h"
@@ -93,7 +94,7 @@ static gb_status fill_record(opener *o, gb_error *own, gb_error *error) {
   const gbi_setting *tables[GBI_SETTING_TABLES_MAX];
   int counts[GBI_SETTING_TABLES_MAX];
   int count = gbi_settings_tables(tables, counts);
-  o->record = calloc(1, sizeof *o->record);
+  o->record = gbi_calloc(1, sizeof *o->record);
   if (!o->record)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for a record");
   return gbi_record_fill(o->params, tables, counts, count, o->record, own);
@@ -121,12 +122,12 @@ static gb_status open_control(opener *o, gb_error *error) {
 
 static gb_status name_ranks(gb_job *job, gb_error *error) {
   const gbi_discovery *d = job->discovery;
-  job->who = calloc((size_t)job->world, sizeof *job->who);
+  job->who = gbi_calloc((size_t)job->world, sizeof *job->who);
   for (int r = 0; job->who && r < job->world; r++) {
     char text[512];
     snprintf(text, sizeof text, "rank %d (host \"%s\", %s)", r,
              d->records[r].hostname, d->labels[r]);
-    job->who[r] = strdup(text);
+    job->who[r] = gbi_strdup(text);
     if (!job->who[r])
       return gbi_fail(error, GB_ERR_MEMORY, "no memory for names");
   }
@@ -139,8 +140,8 @@ static gb_status list_facts(gb_job *job, gb_error *error) {
   size_t total = 0;
   for (int r = 0; r < job->world; r++)
     total += (size_t)d->records[r].facts_count;
-  job->facts = calloc(total + 1, sizeof *job->facts);
-  job->facts_at = calloc((size_t)job->world + 1, sizeof *job->facts_at);
+  job->facts = gbi_calloc(total + 1, sizeof *job->facts);
+  job->facts_at = gbi_calloc((size_t)job->world + 1, sizeof *job->facts_at);
   if (!job->facts || !job->facts_at)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for facts");
   size_t at = 0;
@@ -158,7 +159,7 @@ static gb_status list_facts(gb_job *job, gb_error *error) {
 static gb_status exchange(opener *o, const gb_error *problem,
                           const gbi_writer *blob, gbi_blobs *blobs,
                           gb_error *error) {
-  int *all = malloc(sizeof *all * (size_t)o->job->world);
+  int *all = gbi_malloc(sizeof *all * (size_t)o->job->world);
   if (!all) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a list");
   for (int r = 0; r < o->job->world; r++) all[r] = r;
   gb_status status = gbi_control_exchange(
@@ -171,8 +172,8 @@ static gb_status exchange(opener *o, const gb_error *problem,
 static gb_status join_host(opener *o, gb_error *error) {
   gb_job *job = o->job;
   const gbi_topology *t = job->discovery->topology;
-  int *ranks = malloc(sizeof *ranks * (size_t)job->world);
-  gbi_reader *addresses = malloc(sizeof *addresses * (size_t)job->world);
+  int *ranks = gbi_malloc(sizeof *ranks * (size_t)job->world);
+  gbi_reader *addresses = gbi_malloc(sizeof *addresses * (size_t)job->world);
   uint8_t raw[HOST_ADDRESS_MAX];
   gbi_writer out;
   gbi_writer_init(&out, raw, sizeof raw);
@@ -237,8 +238,8 @@ static gb_status open_comm(opener *o, int resource, gb_error *error) {
   gb_job *job = o->job;
   const gbi_discovery *d = job->discovery;
   size_t world = (size_t)job->world;
-  int *ranks = malloc(sizeof *ranks * world * 2), me;
-  gbi_member *members = calloc(world, sizeof *members);
+  int *ranks = gbi_malloc(sizeof *ranks * world * 2), me;
+  gbi_member *members = gbi_calloc(world, sizeof *members);
   if (!ranks || !members) {
     free(ranks);
     free(members);
@@ -291,8 +292,8 @@ static gb_status connect_comm(opener *o, int resource, const gbi_blobs *blobs,
   gb_job *job = o->job;
   gbi_comm *comm = o->comms[resource];
   if (!comm) return GB_OK;
-  int *ranks = malloc(sizeof *ranks * (size_t)job->world), me;
-  gbi_reader *addresses = malloc(sizeof *addresses * (size_t)job->world);
+  int *ranks = gbi_malloc(sizeof *ranks * (size_t)job->world), me;
+  gbi_reader *addresses = gbi_malloc(sizeof *addresses * (size_t)job->world);
   gb_status status = GB_OK;
   if (!ranks || !addresses)
     status = gbi_fail(error, GB_ERR_MEMORY, "no memory for addresses");
@@ -342,7 +343,7 @@ static gb_status open_world(opener *o, gb_error *error) {
   const gbi_discovery *d = job->discovery;
   uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
   const gbi_policy_ops *policy = gbi_policy_find(d->policy);
-  int *members = malloc(sizeof *members * (size_t)job->world);
+  int *members = gbi_malloc(sizeof *members * (size_t)job->world);
   if (!members) return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
   for (int r = 0; r < job->world; r++) members[r] = r;
   gbi_group_params params = {
@@ -482,7 +483,7 @@ gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
   char level[256] = "";
   gbi_env("GPUBRIDGE_LOG", level, sizeof level);
   GBI_TRY(gbi_log_configure(level, error));
-  gb_job *job = calloc(1, sizeof *job);
+  gb_job *job = gbi_calloc(1, sizeof *job);
   if (!job) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a job");
   job->fork_count = gbi_fork_count();
   job->timeout_ms = params.timeout_ms ? params.timeout_ms : DEFAULT_TIMEOUT_MS;

@@ -1,5 +1,8 @@
 #include "os/hostarea.h"
 
+#include "base/fault.h"
+#include "base/memory.h"
+#include "os/io.h"
 #include "os/net.h"
 
 #include <errno.h>
@@ -72,9 +75,16 @@ static size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
+/* The kernel refuses the memory: the fault point of all places that ask. */
+static bool refused(void) {
+  if (GBI_FAULT("mem.map") != GBI_FAULT_FAIL) return false;
+  errno = ENOMEM;
+  return true;
+}
+
 static gb_status reserve(int fd, uint64_t offset, size_t bytes,
                          gb_error *error) {
-  while (fallocate(fd, 0, (off_t)offset, (off_t)bytes)) {
+  while (refused() || fallocate(fd, 0, (off_t)offset, (off_t)bytes)) {
     if (errno == EINTR) continue;
     gb_status status = errno == ENOSPC || errno == ENOMEM ? GB_ERR_MEMORY
                                                           : GB_ERR_SYSTEM;
@@ -88,8 +98,9 @@ static gb_status reserve(int fd, uint64_t offset, size_t bytes,
 }
 
 static gb_status map_head(gbi_hostarea *area, gb_error *error) {
-  void *data = mmap(NULL, area->head_bytes, PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_POPULATE, area->memfd, 0);
+  void *data = refused() ? MAP_FAILED
+                         : mmap(NULL, area->head_bytes, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_POPULATE, area->memfd, 0);
   if (data == MAP_FAILED)
     return gbi_fail(error, GB_ERR_SYSTEM,
                     "could not map the memory shared by this host's ranks: %s",
@@ -101,7 +112,9 @@ static gb_status map_head(gbi_hostarea *area, gb_error *error) {
 }
 
 static gb_status create_memory(gbi_hostarea *area, gb_error *error) {
-  area->memfd = memfd_create("gpubridge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  area->memfd =
+      refused() ? -1
+                : memfd_create("gpubridge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (area->memfd < 0)
     return gbi_fail(error, GB_ERR_SYSTEM,
                     "could not create shared memory (memfd_create): %s",
@@ -133,7 +146,10 @@ static gb_status listen_abstract(gbi_hostarea *area, gb_error *error) {
   socklen_t bytes = fill_name(&sa, area->name);
   area->listen_fd =
       socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (area->listen_fd < 0 || bind(area->listen_fd, (void *)&sa, bytes) ||
+  bool fault = GBI_FAULT("sock.listen") == GBI_FAULT_FAIL;
+  if (fault) errno = ENOBUFS;
+  if (fault || area->listen_fd < 0 ||
+      bind(area->listen_fd, (void *)&sa, bytes) ||
       listen(area->listen_fd, 1024))
     return gbi_fail(error, GB_ERR_SYSTEM,
                     "could not listen on a Unix socket: %s", strerror(errno));
@@ -143,8 +159,8 @@ static gb_status listen_abstract(gbi_hostarea *area, gb_error *error) {
 static gb_status set_up(gbi_hostarea *area, const int *ranks,
                         gb_error *error) {
   size_t count = (size_t)area->count;
-  area->ranks = malloc(count * sizeof *area->ranks);
-  area->event_fds = malloc(count * sizeof *area->event_fds);
+  area->ranks = gbi_malloc(count * sizeof *area->ranks);
+  area->event_fds = gbi_malloc(count * sizeof *area->event_fds);
   if (!area->ranks || !area->event_fds)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   memcpy(area->ranks, ranks, count * sizeof *ranks);
@@ -166,7 +182,7 @@ gb_status gbi_hostarea_open(const gbi_auth *auth, const int *ranks, int count,
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "%d ranks on one host; at most %d can share memory", count,
                     GBI_LOCAL_MAX);
-  gbi_hostarea *area = calloc(1, sizeof *area);
+  gbi_hostarea *area = gbi_calloc(1, sizeof *area);
   if (!area) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   area->auth = *auth;
   area->count = count;
@@ -216,7 +232,7 @@ static gb_status send_fds(int socket_fd, uint32_t first, const int *fds,
   head->cmsg_type = SCM_RIGHTS;
   head->cmsg_len = CMSG_LEN(sizeof(int) * count);
   memcpy(CMSG_DATA(head), fds, sizeof(int) * count);
-  while (sendmsg(socket_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+  while (gbi_sendmsg(socket_fd, &message, 0) < 0) {
     if (errno == EINTR) continue;
     /* ETOOMANYREFS: descriptors of other ranks are still under way. */
     bool later = errno == EAGAIN || errno == ETOOMANYREFS;
@@ -246,7 +262,7 @@ static gb_status receive_fds(int socket_fd, uint32_t *first_p, int *fds,
                            .msg_controllen = sizeof control};
   ssize_t n;
   do {
-    n = recvmsg(socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    n = gbi_recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
   } while (n < 0 && errno == EINTR);
   if (n < 0 && errno == EAGAIN) return GB_ERR_BUSY;
   if (n <= 0)
@@ -260,6 +276,7 @@ static gb_status receive_fds(int socket_fd, uint32_t *first_p, int *fds,
   }
   gbi_reader r;
   gbi_reader_init(&r, raw, (size_t)n);
+  r.bad = gbi_decode_fault(raw, (size_t)n);
   *first_p = gbi_get_u32(&r);
   *count_p = gbi_get_u32(&r);
   if (!r.bad && !(message.msg_flags & MSG_CTRUNC) && got == *count_p)
@@ -416,9 +433,9 @@ static gb_status connect_first(gbi_hostarea *area, uint64_t deadline_ns,
                                gb_error *error) {
   reception r = {.area = area, .missing = area->count - 1,
                  .guests_max = area->count + STRANGERS_MAX};
-  r.guests = calloc((size_t)r.guests_max, sizeof *r.guests);
-  r.sockets = malloc((size_t)area->count * sizeof *r.sockets);
-  struct pollfd *fds = calloc((size_t)r.guests_max + 1, sizeof *fds);
+  r.guests = gbi_calloc((size_t)r.guests_max, sizeof *r.guests);
+  r.sockets = gbi_malloc((size_t)area->count * sizeof *r.sockets);
+  struct pollfd *fds = gbi_calloc((size_t)r.guests_max + 1, sizeof *fds);
   gb_status status;
   if (!r.guests || !r.sockets || !fds) {
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory");
@@ -439,6 +456,14 @@ out_free:
   return status;
 }
 
+static int connect_to(int fd, const struct sockaddr_un *sa, socklen_t bytes) {
+  gbi_fault fault = GBI_FAULT("sock.connect");
+  if (fault != GBI_FAULT_FAIL && fault != GBI_FAULT_AGAIN)
+    return connect(fd, (const void *)sa, bytes);
+  errno = fault == GBI_FAULT_FAIL ? ECONNREFUSED : EAGAIN;
+  return -1;
+}
+
 static gb_status dial(const char *name, uint64_t deadline_ns, int *fd_p,
                       gb_error *error) {
   struct sockaddr_un sa;
@@ -448,7 +473,7 @@ static gb_status dial(const char *name, uint64_t deadline_ns, int *fd_p,
     return gbi_fail(error, GB_ERR_SYSTEM, "could not create a Unix socket: %s",
                     strerror(errno));
   /* EAGAIN: the backlog is full. There is nothing to poll for. */
-  while (connect(fd, (void *)&sa, bytes)) {
+  while (connect_to(fd, &sa, bytes)) {
     bool again = errno == EAGAIN || errno == EINTR;
     if (again && !gbi_deadline_passed(deadline_ns)) {
       poll(NULL, 0, 1);
@@ -591,8 +616,9 @@ gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
                     "a window of %zu bytes at %" PRIu64
                     " lies outside the memory shared by this host's ranks",
                     bytes, offset);
-  void *data = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED,
-                    area->memfd, (off_t)offset);
+  void *data = refused() ? MAP_FAILED
+                         : mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                area->memfd, (off_t)offset);
   if (data == MAP_FAILED)
     return gbi_fail(error, GB_ERR_MEMORY,
                     "could not map %zu bytes of shared memory: %s", bytes,

@@ -1,5 +1,7 @@
 /* The client of torch's protocol, and rank 0's decision to serve. */
 #include "base/wire.h"
+#include "base/memory.h"
+#include "os/io.h"
 #include "os/net.h"
 #include "store/kinds.h"
 #include "store/tcp/protocol.h"
@@ -58,7 +60,7 @@ static gb_status send_all(tcp_store *s, const void *data, size_t bytes,
                           uint64_t deadline_ns, gb_error *error) {
   const uint8_t *at = data;
   while (bytes) {
-    ssize_t n = send(s->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = gbi_send(s->fd, at, bytes);
     if (n >= 0) {
       at += n;
       bytes -= (size_t)n;
@@ -75,7 +77,7 @@ static gb_status receive(tcp_store *s, void *data, size_t bytes,
                          uint64_t deadline_ns, gb_error *error) {
   uint8_t *at = data;
   while (bytes) {
-    ssize_t n = recv(s->fd, at, bytes, MSG_DONTWAIT);
+    ssize_t n = gbi_recv(s->fd, at, bytes);
     if (n > 0) {
       at += n;
       bytes -= (size_t)n;
@@ -374,7 +376,7 @@ static gb_status serve(tcp_store *s, const gbi_store_place *place,
 gb_status gbi_store_tcp_open(const gbi_store_params *params,
                              const gbi_store_place *place, bool serves,
                              gbi_store **store_p, gb_error *error) {
-  tcp_store *s = calloc(1, sizeof *s);
+  tcp_store *s = gbi_calloc(1, sizeof *s);
   if (!s) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a store");
   s->base.ops = &ops;
   s->fd = -1;
