@@ -78,6 +78,11 @@ static gb_status find_rank(opener *o, gb_error *error) {
 
 static void on_failure(void *arg) {
   gb_job *job = arg;
+  pthread_mutex_lock(&job->connect_lock);
+  if (job->connecting_area) gbi_hostarea_stop(job->connecting_area);
+  for (int r = 0; r < GBI_RESOURCES; r++)
+    if (job->connecting[r]) job->connecting[r]->ops->stop(job->connecting[r]);
+  pthread_mutex_unlock(&job->connect_lock);
   gbi_hostarea *area = __atomic_load_n(&job->area, __ATOMIC_ACQUIRE);
   if (area) gbi_hostarea_ring(area, gbi_hostarea_me(area));
 }
@@ -169,6 +174,19 @@ static gb_status exchange(opener *o, const gb_error *problem,
   return status;
 }
 
+/* From here to the call with NULLs, a failure of the job ends the connecting of
+ * these. Without it a rank would wait for a peer that has given up until the
+ * job's timeout, which may be half an hour. */
+static void set_connecting(gb_job *job, gbi_hostarea *area, gbi_comm **comms) {
+  pthread_mutex_lock(&job->connect_lock);
+  job->connecting_area = area;
+  for (int r = 0; r < GBI_RESOURCES; r++)
+    job->connecting[r] = comms ? comms[r] : NULL;
+  pthread_mutex_unlock(&job->connect_lock);
+  if ((area || comms) && gbi_control_failed(job->control, NULL))
+    on_failure(job);
+}
+
 static gb_status join_host(opener *o, gb_error *error) {
   gb_job *job = o->job;
   const gbi_topology *t = job->discovery->topology;
@@ -198,7 +216,9 @@ static gb_status join_host(opener *o, gb_error *error) {
   if (status == GB_OK) status = met;
   if (status == GB_OK) {
     for (int i = 0; i < count; i++) addresses[i] = blobs.items[ranks[i]];
+    set_connecting(job, area, NULL);
     status = gbi_hostarea_connect(area, addresses, o->deadline_ns, error);
+    set_connecting(job, NULL, NULL);
     /* Freed by gb_job_close also when connecting failed. */
     __atomic_store_n(&job->area, area, __ATOMIC_RELEASE);
   } else {
@@ -330,10 +350,13 @@ static gb_status connect_comms(opener *o, gb_error *error) {
   status = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs, error);
   gbi_writer_fini(&out);
   if (status != GB_OK) return status;
+  set_connecting(o->job, NULL, o->comms);
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
-    status = connect_comm(o, r, &blobs, &problem);
+    status = connect_comm(o, r, &blobs, error);
+  set_connecting(o->job, NULL, NULL);
   gbi_blobs_free(&blobs);
-  status = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs, error);
+  if (status != GB_OK) return status; /* told by open_steps at once */
+  status = exchange(o, NULL, &out, &blobs, error);
   gbi_blobs_free(&blobs);
   return status;
 }
@@ -387,6 +410,26 @@ static void announce(const gb_job *job) {
            d->bridge_reason);
 }
 
+static gb_status open_parts(opener *o, gb_error *error) {
+  GBI_TRY(name_ranks(o->job, error));
+  GBI_TRY(list_facts(o->job, error));
+  GBI_TRY(join_host(o, error));
+  GBI_TRY(connect_comms(o, error));
+  return open_world(o, error);
+}
+
+/* This rank cannot go on with the set-up: the others, who may be waiting for it
+ * somewhere, learn why at once. A cause of its own is signed. */
+static gb_status tell(opener *o, gb_error *error) {
+  const gb_job *job = o->job;
+  gb_error cause = *error;
+  if (cause.rank < 0)
+    gbi_fail_rank(&cause, error->status, job->rank,
+                  "rank %d (host \"%.64s\") could not set the job up: %.1800s",
+                  job->rank, o->record->hostname, error->text);
+  return gbi_control_settle(job->control, &cause, error);
+}
+
 static gb_status open_steps(opener *o, gb_error *error) {
   gb_job *job = o->job;
   gb_error own = {0};
@@ -402,11 +445,7 @@ static gb_status open_steps(opener *o, gb_error *error) {
     return own.status;
   }
   if (status != GB_OK) return status;
-  GBI_TRY(name_ranks(job, error));
-  GBI_TRY(list_facts(job, error));
-  GBI_TRY(join_host(o, error));
-  GBI_TRY(connect_comms(o, error));
-  GBI_TRY(open_world(o, error));
+  if (open_parts(o, error) != GB_OK) return tell(o, error);
   announce(job);
   return GB_OK;
 }
@@ -454,6 +493,7 @@ static void free_job(gb_job *job) {
   free(job->facts);
   free(job->facts_at);
   gbi_watch_fini(&job->watch);
+  pthread_mutex_destroy(&job->connect_lock);
   free(job);
 }
 
@@ -488,6 +528,7 @@ gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
   job->fork_count = gbi_fork_count();
   job->timeout_ms = params.timeout_ms ? params.timeout_ms : DEFAULT_TIMEOUT_MS;
   gbi_watch_init(&job->watch);
+  pthread_mutex_init(&job->connect_lock, NULL);
   opener o = {.job = job, .params = &params};
   o.deadline_ns = gbi_deadline_after_ms(job->timeout_ms);
   gb_status status = find_rank(&o, error);

@@ -40,6 +40,7 @@ enum {
   FDS_A_MESSAGE = 250, /* the kernel's SCM_MAX_FD is 253 */
   STRANGERS_MAX = 32,  /* connections beyond the expected ones */
   PROOF_MS = 5000,     /* a connection that says nothing is dropped */
+  SLICE_MS = 50,       /* how soon a stop is noticed */
   NAME_BYTES = 32
 };
 
@@ -50,6 +51,7 @@ struct gbi_hostarea {
   int count, me;
   int memfd;
   int listen_fd;
+  _Atomic bool stopped; /* set by any thread */
   char name[NAME_BYTES + 1]; /* abstract, without the leading NUL */
   area_head *head;           /* NULL until connected */
   size_t head_bytes;
@@ -213,7 +215,30 @@ typedef union control_space {
   char space[CMSG_SPACE(sizeof(int) * FDS_A_MESSAGE)];
 } control_space;
 
-static gb_status send_fds(int socket_fd, uint32_t first, const int *fds,
+/* False: the deadline passed, or connecting was stopped. */
+static bool wait_ready(const gbi_hostarea *area, int fd, short events,
+                       uint64_t deadline_ns) {
+  while (!atomic_load(&area->stopped)) {
+    uint64_t slice = gbi_deadline_after_ms(SLICE_MS);
+    if (gbi_poll_one(fd, events, GBI_MIN(slice, deadline_ns))) return true;
+    if (gbi_deadline_passed(deadline_ns)) return false;
+  }
+  return false;
+}
+
+static gb_status fail_canceled(gb_error *error) {
+  return gbi_fail(error, GB_ERR_CANCELED,
+                  "sharing memory with this host's ranks was canceled");
+}
+
+static gb_status fail_waiting(const gbi_hostarea *area, const char *what,
+                              gb_error *error) {
+  if (atomic_load(&area->stopped)) return fail_canceled(error);
+  return gbi_fail(error, GB_ERR_TIMEOUT, "the other side %s in time", what);
+}
+
+static gb_status send_fds(const gbi_hostarea *area, int socket_fd,
+                          uint32_t first, const int *fds,
                           uint32_t count, uint64_t deadline_ns,
                           gb_error *error) {
   uint8_t raw[MESSAGE_BYTES];
@@ -240,9 +265,8 @@ static gb_status send_fds(int socket_fd, uint32_t first, const int *fds,
       return gbi_fail(error, GB_ERR_PEER, "connection broke: %s",
                       strerror(errno));
     if (errno == ETOOMANYREFS) poll(NULL, 0, 1);
-    if (!gbi_poll_one(socket_fd, POLLOUT, deadline_ns))
-      return gbi_fail(error, GB_ERR_TIMEOUT,
-                      "the other side took no descriptors in time");
+    if (!wait_ready(area, socket_fd, POLLOUT, deadline_ns))
+      return fail_waiting(area, "took no descriptors", error);
   }
   return GB_OK;
 }
@@ -290,15 +314,15 @@ static gb_status receive_fds(int socket_fd, uint32_t *first_p, int *fds,
                   "malformed message on the host's Unix socket");
 }
 
-static gb_status receive_fds_until(int socket_fd, uint32_t *first_p, int *fds,
+static gb_status receive_fds_until(const gbi_hostarea *area, int socket_fd,
+                                   uint32_t *first_p, int *fds,
                                    uint32_t *count_p, uint64_t deadline_ns,
                                    gb_error *error) {
   for (;;) {
     gb_status status = receive_fds(socket_fd, first_p, fds, count_p, error);
     if (status != GB_ERR_BUSY) return status;
-    if (!gbi_poll_one(socket_fd, POLLIN, deadline_ns))
-      return gbi_fail(error, GB_ERR_TIMEOUT,
-                      "the other side sent no descriptors in time");
+    if (!wait_ready(area, socket_fd, POLLIN, deadline_ns))
+      return fail_waiting(area, "sent no descriptors", error);
   }
 }
 
@@ -405,8 +429,9 @@ static gb_status receive_all(reception *r, struct pollfd *fds,
       fds[n++] = (struct pollfd){g->fd, events, 0};
       soonest = GBI_MIN(soonest, g->give_up_ns);
     }
+    if (atomic_load(&r->area->stopped)) return fail_canceled(error);
     if (now >= deadline_ns) return fail_missing(r, error);
-    poll(fds, (nfds_t)n, gbi_deadline_left_ms(soonest, 1000));
+    poll(fds, (nfds_t)n, gbi_deadline_left_ms(soonest, SLICE_MS));
     for (int i = 0; i < r->guests_max; i++)
       if (r->guests[i].fd >= 0) receive_guest(r, &r->guests[i]);
     admit(r);
@@ -418,11 +443,11 @@ static gb_status hand_out(reception *r, uint64_t deadline_ns,
                           gb_error *error) {
   const gbi_hostarea *area = r->area;
   for (int i = 1; i < area->count; i++) {
-    GBI_TRY(send_fds(r->sockets[i], MEMFD, &area->memfd, 1, deadline_ns,
+    GBI_TRY(send_fds(area, r->sockets[i], MEMFD, &area->memfd, 1, deadline_ns,
                      error));
     for (int first = 0; first < area->count; first += FDS_A_MESSAGE) {
       int n = GBI_MIN(area->count - first, (int)FDS_A_MESSAGE);
-      GBI_TRY(send_fds(r->sockets[i], (uint32_t)first, area->event_fds + first,
+      GBI_TRY(send_fds(area, r->sockets[i], (uint32_t)first, area->event_fds + first,
                        (uint32_t)n, deadline_ns, error));
     }
   }
@@ -464,8 +489,8 @@ static int connect_to(int fd, const struct sockaddr_un *sa, socklen_t bytes) {
   return -1;
 }
 
-static gb_status dial(const char *name, uint64_t deadline_ns, int *fd_p,
-                      gb_error *error) {
+static gb_status dial(const gbi_hostarea *area, const char *name,
+                      uint64_t deadline_ns, int *fd_p, gb_error *error) {
   struct sockaddr_un sa;
   socklen_t bytes = fill_name(&sa, name);
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -475,7 +500,8 @@ static gb_status dial(const char *name, uint64_t deadline_ns, int *fd_p,
   /* EAGAIN: the backlog is full. There is nothing to poll for. */
   while (connect_to(fd, &sa, bytes)) {
     bool again = errno == EAGAIN || errno == EINTR;
-    if (again && !gbi_deadline_passed(deadline_ns)) {
+    if (again && !gbi_deadline_passed(deadline_ns) &&
+        !atomic_load(&area->stopped)) {
       poll(NULL, 0, 1);
       continue;
     }
@@ -498,7 +524,7 @@ static gb_status take_fds(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   while (left > 0 || area->memfd < 0) {
     uint32_t first, count;
     int fds[FDS_A_MESSAGE];
-    GBI_TRY(receive_fds_until(fd, &first, fds, &count, deadline_ns, error));
+    GBI_TRY(receive_fds_until(area, fd, &first, fds, &count, deadline_ns, error));
     bool memory = first == MEMFD && count == 1 && area->memfd < 0;
     if (memory) {
       area->memfd = fds[0];
@@ -521,14 +547,24 @@ static gb_status take_fds(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   return GB_OK;
 }
 
+static gb_status prove(const gbi_hostarea *area, gbi_handshake *h, int fd,
+                       uint64_t deadline_ns, gb_error *error) {
+  for (;;) {
+    gb_status status = gbi_handshake_step(h, fd, error);
+    if (status != GB_ERR_BUSY) return status;
+    if (!wait_ready(area, fd, gbi_handshake_events(h), deadline_ns))
+      return fail_waiting(area, "did not answer", error);
+  }
+}
+
 static gb_status join(gbi_hostarea *area, int fd, uint64_t deadline_ns,
                       gb_error *error) {
   gbi_hello hello = {.kind = GBI_HELLO_HOST, .from = area->ranks[area->me],
                      .to = area->ranks[0]};
   gbi_handshake h;
   gbi_handshake_connect(&h, &area->auth, &hello);
-  GBI_TRY(gbi_handshake_run(&h, fd, deadline_ns, error));
-  GBI_TRY(send_fds(fd, (uint32_t)area->me, &area->waiter.event_fd, 1,
+  GBI_TRY(prove(area, &h, fd, deadline_ns, error));
+  GBI_TRY(send_fds(area, fd, (uint32_t)area->me, &area->waiter.event_fd, 1,
                    deadline_ns, error));
   GBI_TRY(take_fds(area, fd, deadline_ns, error));
   struct stat st;
@@ -543,9 +579,24 @@ static gb_status join(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   return GB_OK;
 }
 
+/* What went wrong between the two ranks says who the other one is; what went
+ * wrong in this process does not blame it. */
+static gb_status blame_first(const gbi_hostarea *area, gb_error *error) {
+  gb_error why = *error;
+  if (why.rank >= 0 || why.status == GB_ERR_MEMORY ||
+      why.status == GB_ERR_SYSTEM || why.status == GB_ERR_CANCELED)
+    return why.status;
+  return gbi_fail_rank(error, why.status, area->ranks[0],
+                       "could not share memory with rank %d of this host: "
+                       "%.1900s",
+                       area->ranks[0], why.text);
+}
+
 gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
                                uint64_t deadline_ns, gb_error *error) {
   gb_status status = GB_OK;
+  gb_error local;
+  if (!error) error = &local;
   if (area->me) {
     gbi_reader reader = addresses[0];
     char name[NAME_BYTES + 1];
@@ -555,9 +606,9 @@ gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
                            "rank %d sent a malformed host address",
                            area->ranks[0]);
     int fd = -1;
-    GBI_TRY(dial(name, deadline_ns, &fd, error));
+    GBI_TRY(dial(area, name, deadline_ns, &fd, error));
     status = join(area, fd, deadline_ns, error);
-    if (status != GB_OK && error) error->rank = area->ranks[0];
+    if (status != GB_OK) status = blame_first(area, error);
     close(fd);
   } else if (area->count > 1) {
     status = connect_first(area, deadline_ns, error);
@@ -565,6 +616,10 @@ gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
   if (area->listen_fd >= 0) close(area->listen_fd);
   area->listen_fd = -1;
   return status;
+}
+
+void gbi_hostarea_stop(gbi_hostarea *area) {
+  atomic_store(&area->stopped, true);
 }
 
 /* A window and, behind it, the count of processes that have left it. */

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -294,8 +294,8 @@ def all_series():
                 yield Series(place, rank, action, bridge, spread)
 
 
-def report(outcome):
-    print(f"FAIL {outcome.title()} ({outcome.seconds:.1f} s)")
+def report(outcome, word="FAIL"):
+    print(f"{word} {outcome.title()} ({outcome.seconds:.1f} s)")
     for problem in outcome.problems:
         print(f"  {problem}")
     for text in outcome.outputs:
@@ -303,16 +303,16 @@ def report(outcome):
     sys.stdout.flush()
 
 
-def pass_over(name, binary, series, jobs, seconds):
+def pass_over(name, binary, series, jobs, seconds, slow=DEADLINE_S):
     """Runs the series in parallel; (passed, failed)."""
     start = time.monotonic()
     stop = start + seconds
     passed = failed = 0
     cut, slowest = [], None
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {s: pool.submit(run_series, binary, s, stop) for s in series}
-        for s, future in futures.items():
-            outcomes, end = future.result()
+        futures = {pool.submit(run_series, binary, s, stop): s for s in series}
+        for future in as_completed(futures):
+            s, (outcomes, end) = futures[future], future.result()
             if end:
                 last = outcomes[-1].nth if outcomes else 0
                 cut.append(f"{s.place}@{s.rank}:{s.action} over {s.bridge}: {end} "
@@ -323,6 +323,8 @@ def pass_over(name, binary, series, jobs, seconds):
                     report(outcome)
                 else:
                     passed += 1
+                    if outcome.seconds > slow:
+                        report(outcome, "slow")
                 if not slowest or outcome.seconds > slowest.seconds:
                     slowest = outcome
     for line in cut:
@@ -346,6 +348,8 @@ def main():
     parser.add_argument("--binary", help="instead of build-faults/bin/torture_job")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=210)
+    parser.add_argument("--slow", type=float, default=DEADLINE_S,
+                        help="show runs that took longer, in seconds")
     args = parser.parse_args()
     binary = Path(args.binary or ROOT / "build-faults/bin/torture_job").resolve()
     if not binary.exists():
@@ -357,7 +361,8 @@ def main():
     if args.nth:
         series = [Series(s.place, s.rank, s.action, s.bridge, (args.nth,)) for s in series]
     before = listing()
-    passed, failed = pass_over("faults", binary, series, args.jobs, args.seconds)
+    passed, failed = pass_over("faults", binary, series, args.jobs, args.seconds,
+                               args.slow)
     asan = ROOT / "build-asan/bin/torture_job"
     skipped = 0
     if not args.binary and not args.only:

@@ -20,6 +20,9 @@
   (1 * GBI_NS_PER_S) /* one address, so that the next gets its \
                         turn soon */
 #define GREETING_NS (5 * GBI_NS_PER_S)
+/* A store that answered once and then refuses for so long has ended with its
+ * rank 0; before it ever answered, rank 0 may just be late. */
+#define GONE_NS (5 * GBI_NS_PER_S)
 
 typedef struct tcp_store {
   gbi_store base;
@@ -27,6 +30,7 @@ typedef struct tcp_store {
   char host[256];
   int port;
   int fd; /* -1: not connected */
+  bool answered; /* at least once */
   gbi_tcp_server *server;
   char tried[400];
   char reason[256]; /* why the newest attempt failed */
@@ -182,9 +186,13 @@ static gb_status try_all(tcp_store *s, gb_error *error) {
 
 static gb_status connected(tcp_store *s, gb_error *error) {
   gb_error local;
+  uint64_t gone_ns = gbi_now_ns() + GONE_NS;
   for (int pause_ms = 10; s->fd < 0; pause_ms = GBI_MIN(pause_ms * 2, 100)) {
     gb_status status = try_all(s, &local);
-    if (status == GB_OK) return GB_OK;
+    if (status == GB_OK) {
+      s->answered = true;
+      return GB_OK;
+    }
     if (status == GB_ERR_INTERRUPTED) {
       if (error) *error = local;
       return status;
@@ -195,6 +203,11 @@ static gb_status connected(tcp_store *s, gb_error *error) {
                       "rank 0 run, and may its port be reached from here?",
                       s->base.described, s->tried[0] ? " (tried " : "",
                       s->tried, s->tried[0] ? ")" : "", s->reason);
+    if (s->answered && gbi_now_ns() > gone_ns)
+      return gbi_fail(error, GB_ERR_CONNECT,
+                      "the job's store at %s is gone: %s. Rank 0 has ended, or "
+                      "went on without this rank",
+                      s->base.described, s->reason);
     GBI_TRY(gbi_store_pause(&s->wait, pause_ms, error));
   }
   return GB_OK;
