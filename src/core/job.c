@@ -219,11 +219,12 @@ static gb_status join_host(opener *o, gb_error *error) {
     set_connecting(job, area, NULL);
     status = gbi_hostarea_connect(area, addresses, o->deadline_ns, error);
     set_connecting(job, NULL, NULL);
-    /* Freed by gb_job_close also when connecting failed. */
-    __atomic_store_n(&job->area, area, __ATOMIC_RELEASE);
-  } else {
-    gbi_hostarea_close(area);
   }
+  /* Only an area that connected has bells that on_failure may ring. */
+  if (status == GB_OK)
+    __atomic_store_n(&job->area, area, __ATOMIC_RELEASE);
+  else
+    gbi_hostarea_close(area);
   gbi_blobs_free(&blobs);
   free(ranks);
   free(addresses);
