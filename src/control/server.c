@@ -6,6 +6,7 @@
 #include "os/net.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@ enum { STRANGERS_MAX = 64, BACKLOG = 4096 };
 #define YOUNG_NS \
   (1 * GBI_NS_PER_S) /* a stranger this young is not pushed out */
 #define HOLD_NS (500 * GBI_NS_PER_MS)
+#define SHORT_NS (2 * GBI_NS_PER_S) /* strangers may have left by then */
 #define DRAIN_NS (1 * GBI_NS_PER_S)
 
 /* A rank may send one blob and a list of members, or a record. */
@@ -139,7 +141,10 @@ void gbi_server_fail(gbi_server *s, const gb_error *error) {
 }
 
 void gbi_server_cause(gbi_server *s, const gb_error *error) {
-  if (gb_status_scope(error->status) != GB_SCOPE_LINK) {
+  /* A call of a rank's own system failed: that is a reason, not a link that
+   * broke for one. */
+  if (gb_status_scope(error->status) != GB_SCOPE_LINK ||
+      error->status == GB_ERR_SYSTEM) {
     gbi_server_fail(s, error);
   } else if (!s->held) {
     s->held = true;
@@ -356,9 +361,12 @@ static void accept_all(gbi_server *s, int listen_fd) {
   for (;;) {
     if (!room_for_stranger(s)) return set_listening(s, false);
     int fd = gbi_accept(listen_fd);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS))
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS)) {
+      if (!s->short_ns) s->short_ns = gbi_now_ns();
       return set_listening(s, false);
+    }
     if (fd < 0) return;
+    s->short_ns = 0;
     gbi_conn *c = add_conn(s, fd, GBI_CONN_GREETING, -1);
     if (!c) return;
     s->strangers++;
@@ -573,12 +581,29 @@ static void drop_slow_strangers(gbi_server *s, uint64_t now) {
       lose(s, c);
 }
 
+/* Ranks that are still to come would wait at the door until the deadline. The
+ * spare descriptor lets them in, one by one, to hear why. */
+static void check_shortage(gbi_server *s, uint64_t now) {
+  char who[GBI_WHO_TEXT];
+  gb_error error;
+  if (!s->short_ns || now - s->short_ns < SHORT_NS || s->gathered || s->failed)
+    return;
+  gbi_fail_rank(&error, GB_ERR_SYSTEM, 0,
+                "%s cannot accept the connections of this job's ranks: too "
+                "many open files. Raise its limit (ulimit -n)",
+                gbi_who_text(0, &s->members[0].who, who));
+  gbi_server_fail(s, &error);
+  if (s->spare_fd >= 0) close(s->spare_fd);
+  s->spare_fd = -1;
+}
+
 uint64_t gbi_server_tick(gbi_server *s, uint64_t now, bool frozen) {
   uint64_t interval = GBI_MIN(GBI_NS_PER_S, s->params.heartbeat_ns / 4);
   if (frozen || now >= s->beat_ns) {
     s->beat_ns = now + interval;
     beat(s, now, frozen);
     drop_slow_strangers(s, now);
+    check_shortage(s, now);
     set_listening(s, true);
   }
   if (s->strangers < STRANGERS_MAX / 2) set_listening(s, true);
@@ -654,6 +679,7 @@ gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
     return gbi_fail(error, GB_ERR_MEMORY,
                     "out of memory for the control plane");
   }
+  s->spare_fd = fcntl(params->epoll_fd, F_DUPFD_CLOEXEC, 0);
   s->members[0].conn = s->own;
   s->members[0].came = true;
   s->members[0].who = *params->who;
@@ -677,6 +703,7 @@ void gbi_server_close(gbi_server *s) {
   for (gbi_conn *c = s->conns; c; c = c->next) lose(s, c);
   sweep(s);
   for (int i = 0; i < s->listeners_count; i++) close(s->listeners[i].fd);
+  if (s->spare_fd >= 0) close(s->spare_fd);
   gbi_server_questions_free(s);
   for (int r = 0; r < s->params.world; r++) free(s->members[r].record);
   free(s->members);

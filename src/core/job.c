@@ -445,8 +445,8 @@ static gb_status open_steps(opener *o, gb_error *error) {
     if (error) *error = own;
     return own.status;
   }
-  if (status != GB_OK) return status;
-  if (open_parts(o, error) != GB_OK) return tell(o, error);
+  if (status == GB_OK) status = open_parts(o, error);
+  if (status != GB_OK) return job->control ? tell(o, error) : status;
   announce(job);
   return GB_OK;
 }

@@ -271,6 +271,12 @@ static gb_status send_fds(const gbi_hostarea *area, int socket_fd,
   return GB_OK;
 }
 
+static gb_status fail_files(gb_error *error) {
+  return gbi_fail(error, GB_ERR_SYSTEM,
+                  "could not receive the descriptors of this host's ranks: too "
+                  "many open files. Raise the limit (ulimit -n)");
+}
+
 static void close_all(const int *fds, size_t count) {
   for (size_t i = 0; i < count; i++) close(fds[i]);
 }
@@ -307,9 +313,7 @@ static gb_status receive_fds(int socket_fd, uint32_t *first_p, int *fds,
     return GB_OK;
   close_all(fds, got);
   if (message.msg_flags & MSG_CTRUNC)
-    return gbi_fail(error, GB_ERR_SYSTEM,
-                    "could not receive the descriptors of this host's ranks: "
-                    "too many open files. Raise the limit (ulimit -n)");
+    return fail_files(error);
   return gbi_fail(error, GB_ERR_PROTOCOL,
                   "malformed message on the host's Unix socket");
 }
@@ -340,6 +344,7 @@ typedef struct reception {
   int guests_max;
   int *sockets; /* by local index, of those that are through */
   int missing;
+  bool no_files; /* this process has no descriptor left for them */
 } reception;
 
 static void drop(guest *g) {
@@ -362,6 +367,7 @@ static void admit(reception *r) {
     at->give_up_ns = gbi_deadline_after_ms(PROOF_MS);
     gbi_handshake_accept(&at->handshake, &r->area->auth);
   }
+  if (errno == EMFILE || errno == ENFILE) r->no_files = true;
 }
 
 static bool is_expected(const reception *r, const gbi_hello *hello) {
@@ -387,6 +393,7 @@ static void receive_guest(reception *r, guest *g) {
   gb_status status = receive_fds(g->fd, &first, fds, &count, &ignored);
   if (status == GB_ERR_BUSY) return;
   if (status != GB_OK) {
+    if (status == GB_ERR_SYSTEM) r->no_files = true; /* a proven one's */
     drop(g);
     return;
   }
@@ -430,6 +437,7 @@ static gb_status receive_all(reception *r, struct pollfd *fds,
       soonest = GBI_MIN(soonest, g->give_up_ns);
     }
     if (atomic_load(&r->area->stopped)) return fail_canceled(error);
+    if (r->no_files) return fail_files(error);
     if (now >= deadline_ns) return fail_missing(r, error);
     poll(fds, (nfds_t)n, gbi_deadline_left_ms(soonest, SLICE_MS));
     for (int i = 0; i < r->guests_max; i++)
@@ -447,8 +455,9 @@ static gb_status hand_out(reception *r, uint64_t deadline_ns,
                      error));
     for (int first = 0; first < area->count; first += FDS_A_MESSAGE) {
       int n = GBI_MIN(area->count - first, (int)FDS_A_MESSAGE);
-      GBI_TRY(send_fds(area, r->sockets[i], (uint32_t)first, area->event_fds + first,
-                       (uint32_t)n, deadline_ns, error));
+      GBI_TRY(send_fds(area, r->sockets[i], (uint32_t)first,
+                       area->event_fds + first, (uint32_t)n, deadline_ns,
+                       error));
     }
   }
   return GB_OK;
@@ -524,7 +533,8 @@ static gb_status take_fds(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   while (left > 0 || area->memfd < 0) {
     uint32_t first, count;
     int fds[FDS_A_MESSAGE];
-    GBI_TRY(receive_fds_until(area, fd, &first, fds, &count, deadline_ns, error));
+    GBI_TRY(receive_fds_until(area, fd, &first, fds, &count, deadline_ns,
+                              error));
     bool memory = first == MEMFD && count == 1 && area->memfd < 0;
     if (memory) {
       area->memfd = fds[0];
