@@ -78,7 +78,13 @@ gb_status gbi_channel_flush(gbi_channel *channel) {
     ssize_t n = gbi_send(channel->fd, frame->data + channel->sent,
                          frame->bytes - channel->sent);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno == EAGAIN ? GB_ERR_BUSY : GB_ERR_PEER;
+    if (n < 0 && errno == EAGAIN) return GB_ERR_BUSY;
+    if (n < 0) {
+      /* A send may fail (ENOBUFS) on a connection that is well otherwise. What
+       * was not sent would be missed for ever: reading must tell the end. */
+      shutdown(channel->fd, SHUT_RDWR);
+      return GB_ERR_PEER;
+    }
     channel->sent += (size_t)n;
     if (channel->sent == frame->bytes) pop(channel);
   }

@@ -47,13 +47,13 @@ static int listening(const char *path, port *list, int count) {
   while (file && fgets(line, sizeof line, file)) {
     unsigned number, state;
     unsigned long inode;
-    if (sscanf(line, " %*d: %63[0-9A-F]:%x %*[0-9A-F]:%*x %x %*s %*s %*s %*s "
-                     "%*s %lu",
+    if (sscanf(line,
+               " %*d: %63[0-9A-F]:%x %*[0-9A-F]:%*x %x %*s %*s %*s %*s "
+               "%*s %lu",
                address, &number, &state, &inode) != 4 ||
         state != 0x0a || count >= PORTS_MAX * 8)
       continue;
-    list[count++] =
-        (port){inode, (int)number, !strcmp(address, "0100007F")};
+    list[count++] = (port){inode, (int)number, !strcmp(address, "0100007F")};
   }
   if (file) fclose(file);
   return count;
@@ -233,8 +233,7 @@ static void scanned_job(const char *bridge, int late) {
   double start = test_now();
   gb_job *job = must_open(60000, NULL);
   double took = test_now() - start;
-  if (took > 20)
-    gb_test_fail(__FILE__, __LINE__, "opening took %.1f s", took);
+  if (took > 20) gb_test_fail(__FILE__, __LINE__, "opening took %.1f s", took);
   must_sum(job, 20);
   must_close(job);
   port mine[PORTS_MAX];
@@ -342,10 +341,10 @@ static void few_files(const char *bridge, int limit, int victim) {
   }
 }
 
-#define FEW(name, bridge, limit, victim)                                       \
-  GB_TEST(poor, few_files_##name, .ranks = 4, .vendors = "nnaa",               \
-          .timeout_ms = 60000) {                                               \
-    few_files(bridge, limit, victim);                                          \
+#define FEW(name, bridge, limit, victim)                         \
+  GB_TEST(poor, few_files_##name, .ranks = 4, .vendors = "nnaa", \
+          .timeout_ms = 60000) {                                 \
+    few_files(bridge, limit, victim);                            \
   }
 FEW(40_shm, "shm", 40, -1)
 FEW(40_tcp, "tcp", 40, -1)
