@@ -104,4 +104,25 @@ gbi_fault gbi_fault_at(const char *place) {
   }
 }
 
+void gbi_fault_flip(void *data, size_t bytes) {
+  char rank[16];
+  if (!bytes) return;
+  /* By the rank and the rules: a run can be repeated, and a whole torture
+   * meets many bits. */
+  pthread_mutex_lock(&lock);
+  uint64_t mix = (uint64_t)rules_count;
+  for (int i = 0; i < rules_count; i++)
+    mix = mix * 1000003 + (uint64_t)rules[i].nth * 7919;
+  if (gbi_env("RANK", rank, sizeof rank)) mix += strtoul(rank, NULL, 10);
+  pthread_mutex_unlock(&lock);
+  uint64_t bit = mix * UINT64_C(0x9e3779b97f4a7c15) % (bytes * 8);
+  ((uint8_t *)data)[bit / 8] ^= (uint8_t)(1u << bit % 8);
+}
+
+bool gbi_decode_fault(const void *data, size_t bytes) {
+  gbi_fault fault = GBI_FAULT("wire.decode");
+  if (fault == GBI_FAULT_CORRUPT) gbi_fault_flip((void *)data, bytes);
+  return fault == GBI_FAULT_FAIL;
+}
+
 #endif

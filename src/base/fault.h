@@ -31,8 +31,23 @@ typedef enum gbi_fault {
 #ifdef GPUBRIDGE_FAULTS
 gbi_fault gbi_fault_at(const char *place);
 #define GBI_FAULT(place) gbi_fault_at(place)
+/* For decoders, before they look at `data`: CORRUPT flips one bit of it (its
+ * buffer must be writable whatever the type says). True: FAIL, take the input
+ * for malformed. */
+bool gbi_decode_fault(const void *data, size_t bytes);
+/* Flips one bit; which one depends on RANK and the rules. */
+void gbi_fault_flip(void *data, size_t bytes);
 #else
 #define GBI_FAULT(place) GBI_FAULT_NONE
+static inline bool gbi_decode_fault(const void *data, size_t bytes) {
+  (void)data;
+  (void)bytes;
+  return false;
+}
+static inline void gbi_fault_flip(void *data, size_t bytes) {
+  (void)data;
+  (void)bytes;
+}
 #endif
 
 #endif

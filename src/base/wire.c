@@ -1,5 +1,7 @@
 #include "base/wire.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +23,7 @@ static bool reserve(gbi_writer *writer, size_t more) {
   if (more <= writer->bytes - writer->used) return true;
   if (writer->grows && more < SIZE_MAX / 4) {
     size_t bytes = GBI_MAX(writer->bytes * 2, writer->used + more + 256);
-    uint8_t *data = realloc(writer->data, bytes);
+    uint8_t *data = gbi_realloc(writer->data, bytes);
     if (data) {
       writer->data = data;
       writer->bytes = bytes;

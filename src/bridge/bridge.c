@@ -20,6 +20,7 @@
  */
 #include "bridge/bridge.h"
 
+#include "base/memory.h"
 #include "bridge/step.h"
 
 #include <stdio.h>
@@ -210,9 +211,9 @@ static const gbi_comm_ops ops = {
 static gb_status make_memory(gbi_bridge *b, gb_error *error) {
   size_t n = (size_t)b->base.members_count;
   size_t bytes = GBI_BRIDGE_WINDOW * GBI_BRIDGE_PIECE_BYTES;
-  b->members = malloc(n * sizeof *b->members);
+  b->members = gbi_malloc(n * sizeof *b->members);
   /* Only members above the second collect sums outside their result. */
-  b->scratch = aligned_alloc(4096, b->base.me >= 2 ? bytes : 4096);
+  b->scratch = gbi_aligned_alloc(4096, b->base.me >= 2 ? bytes : 4096);
   if (!b->members || !b->scratch || !gbi_bridge_make_slots(b))
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a bridge of %d",
                     b->base.members_count);
@@ -223,7 +224,7 @@ static gb_status make_memory(gbi_bridge *b, gb_error *error) {
 gb_status gbi_bridge_open(const gbi_transport_ops *transport,
                           const gbi_transport_params *params, gbi_comm **comm_p,
                           gb_error *error) {
-  gbi_bridge *b = calloc(1, sizeof *b);
+  gbi_bridge *b = gbi_calloc(1, sizeof *b);
   if (!b) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a bridge");
   b->base = (gbi_comm){
       .ops = &ops, .members_count = params->members_count, .me = params->me};

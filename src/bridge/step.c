@@ -1,5 +1,7 @@
 #include "bridge/step.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,9 +14,9 @@ bool gbi_bridge_make_slots(gbi_bridge *b) {
     size_t xfers = n * GBI_FLOWS * GBI_BRIDGE_WINDOW * sizeof *slot->xfers;
     size_t flows = n * sizeof *slot->flows;
     /* Not calloc: its pages would be touched in a call. */
-    slot->xfers = aligned_alloc(64, (xfers + 63) / 64 * 64);
-    slot->flows = aligned_alloc(64, (flows + 63) / 64 * 64);
-    slot->small = aligned_alloc(64, GBI_BRIDGE_SMALL_BYTES);
+    slot->xfers = gbi_aligned_alloc(64, (xfers + 63) / 64 * 64);
+    slot->flows = gbi_aligned_alloc(64, (flows + 63) / 64 * 64);
+    slot->small = gbi_aligned_alloc(64, GBI_BRIDGE_SMALL_BYTES);
     if (!slot->xfers || !slot->flows || !slot->small) return false;
     memset(slot->xfers, 0, xfers);
     memset(slot->flows, 0, flows);

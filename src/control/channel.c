@@ -1,5 +1,9 @@
 #include "control/channel.h"
 
+#include "base/fault.h"
+#include "base/memory.h"
+#include "os/io.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +20,7 @@ struct gbi_queued {
 gbi_frame *gbi_frame_make(uint8_t type, const gbi_writer *body) {
   size_t bytes = body ? body->used : 0;
   if ((body && body->bad) || bytes > UINT32_MAX - 1) return NULL;
-  gbi_frame *frame = malloc(sizeof *frame + HEAD_BYTES + 1 + bytes);
+  gbi_frame *frame = gbi_malloc(sizeof *frame + HEAD_BYTES + 1 + bytes);
   if (!frame) return NULL;
   frame->refs = 1;
   frame->bytes = HEAD_BYTES + 1 + bytes;
@@ -52,7 +56,7 @@ void gbi_channel_fini(gbi_channel *channel) {
 }
 
 void gbi_channel_push(gbi_channel *channel, gbi_frame *frame) {
-  struct gbi_queued *queued = frame ? malloc(sizeof *queued) : NULL;
+  struct gbi_queued *queued = frame ? gbi_malloc(sizeof *queued) : NULL;
   if (!queued || channel->fd < 0) {
     free(queued);
     /* Silence would be a hang: the other side sees a broken connection. */
@@ -71,10 +75,16 @@ void gbi_channel_push(gbi_channel *channel, gbi_frame *frame) {
 gb_status gbi_channel_flush(gbi_channel *channel) {
   while (channel->head) {
     gbi_frame *frame = channel->head->frame;
-    ssize_t n = send(channel->fd, frame->data + channel->sent,
-                     frame->bytes - channel->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = gbi_send(channel->fd, frame->data + channel->sent,
+                         frame->bytes - channel->sent);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno == EAGAIN ? GB_ERR_BUSY : GB_ERR_PEER;
+    if (n < 0 && errno == EAGAIN) return GB_ERR_BUSY;
+    if (n < 0) {
+      /* A send may fail (ENOBUFS) on a connection that is well otherwise. What
+       * was not sent would be missed for ever: reading must tell the end. */
+      shutdown(channel->fd, SHUT_RDWR);
+      return GB_ERR_PEER;
+    }
     channel->sent += (size_t)n;
     if (channel->sent == frame->bytes) pop(channel);
   }
@@ -102,7 +112,7 @@ static bool make_room(gbi_channel *channel) {
   if (channel->in_used >= HEAD_BYTES)
     bytes = GBI_MIN(
         bytes, GBI_MAX(frame_bytes(channel), channel->in_bytes + ROOM_BYTES));
-  uint8_t *wider = realloc(channel->in, bytes);
+  uint8_t *wider = gbi_realloc(channel->in, bytes);
   if (!wider) return false;
   channel->in = wider;
   channel->in_bytes = bytes;
@@ -112,8 +122,8 @@ static bool make_room(gbi_channel *channel) {
 gb_status gbi_channel_fill(gbi_channel *channel) {
   if (!make_room(channel)) return GB_ERR_PEER;
   for (;;) {
-    ssize_t n = recv(channel->fd, channel->in + channel->in_used,
-                     channel->in_bytes - channel->in_used, MSG_DONTWAIT);
+    ssize_t n = gbi_recv(channel->fd, channel->in + channel->in_used,
+                         channel->in_bytes - channel->in_used);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN ? GB_ERR_BUSY : GB_ERR_PEER;
     if (n == 0) return GB_ERR_PEER;
@@ -133,6 +143,7 @@ gb_status gbi_channel_next(gbi_channel *channel, uint8_t *type_p,
   const uint8_t *at = channel->in + channel->in_at;
   *type_p = at[HEAD_BYTES];
   gbi_reader_init(body_p, at + HEAD_BYTES + 1, wanted - HEAD_BYTES - 1);
+  if (gbi_decode_fault(body_p->data, body_p->bytes)) return GB_ERR_PROTOCOL;
   channel->in_at += wanted;
   return GB_OK;
 }

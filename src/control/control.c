@@ -1,6 +1,8 @@
 #include "control/control.h"
 
+#include "base/fault.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "control/state.h"
 
 #include <errno.h>
@@ -74,7 +76,9 @@ static gb_status start_thread(gbi_control *c, gb_error *error) {
   sigset_t all, old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
-  int code = pthread_create(&c->thread, NULL, gbi_control_run, c);
+  int code = GBI_FAULT("thread.start") == GBI_FAULT_FAIL
+                 ? EAGAIN
+                 : pthread_create(&c->thread, NULL, gbi_control_run, c);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (code)
     return gbi_fail(error, GB_ERR_SYSTEM, "could not start a thread: %s",
@@ -153,7 +157,7 @@ static void close_store(gbi_control *c) {
 }
 
 static gbi_control *new_control(const gbi_control_params *params) {
-  gbi_control *c = calloc(1, sizeof *c);
+  gbi_control *c = gbi_calloc(1, sizeof *c);
   if (!c) return NULL;
   c->params = *params;
   c->rank = params->store.rank;
@@ -251,7 +255,7 @@ static gb_status send_record(gbi_control *c, const void *record, size_t bytes,
 static void decide_and_tell(gbi_control *c, gbi_decide_fn decide, void *arg) {
   gb_error refusal = {.status = GB_OK, .rank = -1};
   gb_status status = GB_ERR_MEMORY;
-  gbi_reader *records = calloc((size_t)c->world, sizeof *records);
+  gbi_reader *records = gbi_calloc((size_t)c->world, sizeof *records);
   for (int r = 0; records && r < c->world; r++)
     gbi_server_record(c->server, r, &records[r]);
   if (records)
@@ -302,7 +306,8 @@ static gb_status parse_verdict(gbi_control *c, gbi_blobs *blobs,
   gbi_reader r;
   gbi_who who;
   gbi_reader_init(&r, c->verdict_data, c->verdict_bytes);
-  gbi_reader *items = calloc((size_t)c->world, sizeof *items);
+  r.bad = gbi_decode_fault(c->verdict_data, c->verdict_bytes);
+  gbi_reader *items = gbi_calloc((size_t)c->world, sizeof *items);
   if (!items)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for the records");
   if (gbi_get_u32(&r) != (uint32_t)c->world) r.bad = true;
@@ -356,7 +361,7 @@ static gb_status next_round(gbi_control *c, uint32_t group, uint32_t *round_p,
   gbi_round *at = c->rounds;
   while (at && at->group != group) at = at->next;
   if (!at) {
-    at = calloc(1, sizeof *at);
+    at = gbi_calloc(1, sizeof *at);
     if (!at) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a group");
     at->group = group;
     at->next = c->rounds;
@@ -392,7 +397,8 @@ static gb_status parse_blobs(uint8_t *data, size_t bytes, int count,
                              gbi_blobs *blobs, gb_error *error) {
   gbi_reader r;
   gbi_reader_init(&r, data, bytes);
-  gbi_reader *items = calloc((size_t)count, sizeof *items);
+  r.bad = gbi_decode_fault(data, bytes);
+  gbi_reader *items = gbi_calloc((size_t)count, sizeof *items);
   if (!items) {
     free(data);
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a group");

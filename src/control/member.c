@@ -1,6 +1,7 @@
 /* gb-control: every rank's end of its connection to rank 0, and on rank 0 the
  * thread that drives the server too. */
 #include "base/log.h"
+#include "base/memory.h"
 #include "control/state.h"
 
 #include <errno.h>
@@ -55,7 +56,7 @@ void gbi_control_left_error_locked(gbi_control *c, const gbi_call *call,
 /* ---- frames of rank 0 ---- */
 
 static void take_verdict(gbi_control *c, gbi_reader *body) {
-  uint8_t *data = malloc(body->bytes + 1);
+  uint8_t *data = gbi_malloc(body->bytes + 1);
   if (!data) return;
   memcpy(data, body->data, body->bytes);
   body->at = body->bytes;
@@ -96,7 +97,7 @@ static void take_exchanged(gbi_control *c, gbi_reader *body) {
     c->exchange_done = true;
     c->exchange_error = error;
     c->exchange_bytes = bytes;
-    c->exchange_data = good ? malloc(bytes + 1) : NULL;
+    c->exchange_data = good ? gbi_malloc(bytes + 1) : NULL;
     if (good && c->exchange_data)
       memcpy(c->exchange_data, rest, bytes);
     else if (good)
@@ -145,7 +146,7 @@ static void take_late(gbi_control *c, gbi_reader *body) {
   if (count > (uint32_t)c->world) body->bad = true;
   if (body->bad) return;
   fresh.count = (int)count;
-  fresh.ranks = malloc((size_t)count * sizeof(int) + 1);
+  fresh.ranks = gbi_malloc((size_t)count * sizeof(int) + 1);
   for (uint32_t i = 0; fresh.ranks && i < count; i++)
     fresh.ranks[i] = gbi_get_i32(body);
   if (!fresh.ranks || !gbi_reader_done(body))

@@ -1,5 +1,7 @@
 #include "control/message.h"
 
+#include "base/memory.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +112,7 @@ int *gbi_get_ranks(gbi_reader *r, int world, int *count_p) {
     r->bad = true;
     return NULL;
   }
-  int *ranks = malloc(count * sizeof *ranks);
+  int *ranks = gbi_malloc(count * sizeof *ranks);
   for (uint32_t i = 0; ranks && i < count; i++) {
     ranks[i] = gbi_get_i32(r);
     if (ranks[i] < 0 || ranks[i] >= world) r->bad = true;

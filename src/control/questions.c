@@ -1,6 +1,8 @@
 /* Rank 0: exchanges among the members of a group, and who is late. */
 #include "control/server_state.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,8 +101,8 @@ static bool read_entry(gbi_server *s, int rank, gbi_reader *body, entry *e) {
 }
 
 static gbi_exchange *create_exchange(gbi_server *s, entry *e) {
-  gbi_exchange *x = calloc(1, sizeof *x);
-  if (x) x->slots = calloc((size_t)e->count, sizeof *x->slots);
+  gbi_exchange *x = gbi_calloc(1, sizeof *x);
+  if (x) x->slots = gbi_calloc((size_t)e->count, sizeof *x->slots);
   if (!x || !x->slots) {
     free(x);
     return NULL;
@@ -131,7 +133,7 @@ static bool enter_exchange(gbi_server *s, gbi_exchange *x, int rank,
   if (slot->in) return false;
   slot->in = true;
   x->got++;
-  slot->blob = malloc(e->bytes + 1);
+  slot->blob = gbi_malloc(e->bytes + 1);
   if (!slot->blob) return false;
   memcpy(slot->blob, e->blob, e->bytes);
   slot->bytes = e->bytes;
@@ -229,7 +231,7 @@ static void left_too_early(gbi_server *s, const gbi_question *q, int rank) {
 static void answer(gbi_server *s, gbi_question *q) {
   gbi_writer w;
   int late = 0;
-  int *ranks = malloc((size_t)q->count * sizeof *ranks);
+  int *ranks = gbi_malloc((size_t)q->count * sizeof *ranks);
   for (int i = 0; ranks && i < q->count; i++)
     if (q->answers[i] != GBI_ANSWER_THERE) ranks[late++] = q->members[i];
   if (ranks) {
@@ -281,7 +283,7 @@ static bool may_ask(gbi_server *s, int rank, uint32_t group) {
 }
 
 bool gbi_server_stalled(gbi_server *s, int rank, gbi_reader *body) {
-  gbi_question *q = calloc(1, sizeof *q);
+  gbi_question *q = gbi_calloc(1, sizeof *q);
   if (!q) return true;
   q->asker = rank;
   q->group = gbi_get_u32(body);
@@ -291,7 +293,7 @@ bool gbi_server_stalled(gbi_server *s, int rank, gbi_reader *body) {
     free_question(q);
     return false;
   }
-  q->answers = calloc((size_t)q->count, 1);
+  q->answers = gbi_calloc((size_t)q->count, 1);
   if (!q->answers || !may_ask(s, rank, q->group)) {
     free_question(q);
     return true;

@@ -8,6 +8,7 @@
  * about, and a store without counters, or a file left by a run that crashed,
  * serves as well. */
 #include "base/log.h"
+#include "base/fault.h"
 #include "control/state.h"
 
 #include <arpa/inet.h>
@@ -231,7 +232,7 @@ gb_status gbi_control_publish(gbi_control *c, const gbi_address *list,
   gbi_put_u8(&w, (uint8_t)count);
   for (int i = 0; i < count; i++) gbi_put_address(&w, &list[i]);
   job_key(c, key, sizeof key);
-  return c->store->ops->set(c->store, key, value, w.used, error);
+  return gbi_store_set(c->store, key, value, w.used, error);
 }
 
 /* ---- the others ---- */
@@ -249,6 +250,7 @@ static gb_status parse_value(const uint8_t *data, size_t bytes, job_value *job,
   uint8_t published[GBI_KEY_BYTES] = {0}, check[GBI_HMAC_BYTES];
   gbi_reader r;
   gbi_reader_init(&r, data, bytes);
+  r.bad = gbi_decode_fault(data, bytes);
   uint32_t magic = gbi_get_u32(&r);
   uint16_t format = gbi_get_u16(&r);
   const uint8_t *id = gbi_get_raw(&r, GBI_JOB_ID_BYTES);
@@ -409,9 +411,8 @@ static gb_status read_job(gbi_control *c, job_value *job, gb_error *error) {
   size_t bytes;
   char key[320];
   job_key(c, key, sizeof key);
-  gb_status status =
-      c->store->ops->get(c->store, key, value, sizeof value, &bytes,
-                         c->params.store.deadline_ns, error);
+  gb_status status = gbi_store_get(c->store, key, value, sizeof value, &bytes,
+                                   c->params.store.deadline_ns, error);
   if (status == GB_ERR_TIMEOUT)
     return gbi_fail_rank(error, GB_ERR_TIMEOUT, 0,
                          "rank 0 has not come: it never wrote its address to "

@@ -1,10 +1,12 @@
 #include "control/server.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "control/server_state.h"
 #include "os/net.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +19,7 @@ enum { STRANGERS_MAX = 64, BACKLOG = 4096 };
 #define YOUNG_NS \
   (1 * GBI_NS_PER_S) /* a stranger this young is not pushed out */
 #define HOLD_NS (500 * GBI_NS_PER_MS)
+#define SHORT_NS (2 * GBI_NS_PER_S) /* strangers may have left by then */
 #define DRAIN_NS (1 * GBI_NS_PER_S)
 
 /* A rank may send one blob and a list of members, or a record. */
@@ -79,7 +82,7 @@ static void send_all(gbi_server *s, uint8_t type, const gbi_writer *body) {
 
 static gbi_conn *add_conn(gbi_server *s, int fd, gbi_conn_state state,
                           int rank) {
-  gbi_conn *c = calloc(1, sizeof *c);
+  gbi_conn *c = gbi_calloc(1, sizeof *c);
   if (!c) {
     close(fd);
     return NULL;
@@ -140,7 +143,10 @@ void gbi_server_fail(gbi_server *s, const gb_error *error) {
 }
 
 void gbi_server_cause(gbi_server *s, const gb_error *error) {
-  if (gb_status_scope(error->status) != GB_SCOPE_LINK) {
+  /* A call of a rank's own system failed: that is a reason, not a link that
+   * broke for one. */
+  if (gb_status_scope(error->status) != GB_SCOPE_LINK ||
+      error->status == GB_ERR_SYSTEM) {
     gbi_server_fail(s, error);
   } else if (!s->held) {
     s->held = true;
@@ -357,9 +363,12 @@ static void accept_all(gbi_server *s, int listen_fd) {
   for (;;) {
     if (!room_for_stranger(s)) return set_listening(s, false);
     int fd = gbi_accept(listen_fd);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS))
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS)) {
+      if (!s->short_ns) s->short_ns = gbi_now_ns();
       return set_listening(s, false);
+    }
     if (fd < 0) return;
+    s->short_ns = 0;
     gbi_conn *c = add_conn(s, fd, GBI_CONN_GREETING, -1);
     if (!c) return;
     s->strangers++;
@@ -378,7 +387,7 @@ static bool take_record(gbi_server *s, gbi_conn *c, gbi_reader *body) {
   const uint8_t *record = gbi_get_blob(body, &bytes);
   if (!gbi_reader_done(body) || bytes > GBI_RECORD_MAX || m->record)
     return false;
-  m->record = malloc(bytes + 1);
+  m->record = gbi_malloc(bytes + 1);
   if (!m->record) return false;
   memcpy(m->record, record, bytes);
   m->record_bytes = bytes;
@@ -509,7 +518,7 @@ static void name_missing(gbi_server *s) {
   gb_error error;
   gbi_text text;
   int first = -1, count = 0;
-  int *missing = malloc((size_t)s->params.world * sizeof *missing);
+  int *missing = gbi_malloc((size_t)s->params.world * sizeof *missing);
   for (int r = 0; r < s->params.world; r++) {
     if (s->members[r].record) continue;
     if (first < 0) first = r;
@@ -574,12 +583,29 @@ static void drop_slow_strangers(gbi_server *s, uint64_t now) {
       lose(s, c);
 }
 
+/* Ranks that are still to come would wait at the door until the deadline. The
+ * spare descriptor lets them in, one by one, to hear why. */
+static void check_shortage(gbi_server *s, uint64_t now) {
+  char who[GBI_WHO_TEXT];
+  gb_error error;
+  if (!s->short_ns || now - s->short_ns < SHORT_NS || s->gathered || s->failed)
+    return;
+  gbi_fail_rank(&error, GB_ERR_SYSTEM, 0,
+                "%s cannot accept the connections of this job's ranks: too "
+                "many open files. Raise its limit (ulimit -n)",
+                gbi_who_text(0, &s->members[0].who, who));
+  gbi_server_fail(s, &error);
+  if (s->spare_fd >= 0) close(s->spare_fd);
+  s->spare_fd = -1;
+}
+
 uint64_t gbi_server_tick(gbi_server *s, uint64_t now, bool frozen) {
   uint64_t interval = GBI_MIN(GBI_NS_PER_S, s->params.heartbeat_ns / 4);
   if (frozen || now >= s->beat_ns) {
     s->beat_ns = now + interval;
     beat(s, now, frozen);
     drop_slow_strangers(s, now);
+    check_shortage(s, now);
     set_listening(s, true);
   }
   if (s->strangers < STRANGERS_MAX / 2) set_listening(s, true);
@@ -643,8 +669,8 @@ static gb_status listen_on(gbi_server *s, gbi_address *address,
 
 gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
                           int count, gbi_server **server_p, gb_error *error) {
-  gbi_server *s = calloc(1, sizeof *s);
-  if (s) s->members = calloc((size_t)params->world, sizeof *s->members);
+  gbi_server *s = gbi_calloc(1, sizeof *s);
+  if (s) s->members = gbi_calloc((size_t)params->world, sizeof *s->members);
   if (s && s->members) {
     s->params = *params;
     s->own = add_conn(s, params->own_fd, GBI_CONN_MEMBER, 0);
@@ -655,6 +681,7 @@ gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
     return gbi_fail(error, GB_ERR_MEMORY,
                     "out of memory for the control plane");
   }
+  s->spare_fd = fcntl(params->epoll_fd, F_DUPFD_CLOEXEC, 0);
   s->members[0].conn = s->own;
   s->members[0].came = true;
   s->members[0].who = *params->who;
@@ -678,6 +705,7 @@ void gbi_server_close(gbi_server *s) {
   for (gbi_conn *c = s->conns; c; c = c->next) lose(s, c);
   sweep(s);
   for (int i = 0; i < s->listeners_count; i++) close(s->listeners[i].fd);
+  if (s->spare_fd >= 0) close(s->spare_fd);
   gbi_server_questions_free(s);
   for (int r = 0; r < s->params.world; r++) free(s->members[r].record);
   free(s->members);

@@ -91,6 +91,8 @@ struct gbi_server {
   int strangers; /* GREETING and JOINING */
   bool any_dead;
   bool deaf;                  /* listeners are off for a while */
+  int spare_fd;      /* given up to tell late ranks that there is none left */
+  uint64_t short_ns; /* since then none to accept with; 0: there is */
   gbi_server_member *members; /* by rank */
   int joined, reported;
   bool gathered, accepted;

@@ -1,5 +1,7 @@
 #include "core/agreement.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +11,7 @@ typedef const char *(*value_fn)(const gbi_record *record, const char *name);
 /* "4194304 on ranks 0-2, 1048576 on rank 3", in order of the lowest rank. */
 static void list_values(const gbi_record *records, int world, value_fn value,
                         const char *name, gbi_text *text) {
-  int *ranks = malloc((size_t)world * sizeof *ranks);
+  int *ranks = gbi_malloc((size_t)world * sizeof *ranks);
   for (int r = 0; ranks && r < world; r++) {
     const char *mine = value(&records[r], name);
     int count = 0;
@@ -90,7 +92,7 @@ static gb_status check_mode(const gbi_record *records, int world,
                             gb_error *error) {
   char cpu[600], gpu[600];
   gbi_text texts[2];
-  int *ranks = malloc((size_t)world * sizeof *ranks), counts[2] = {0, 0};
+  int *ranks = gbi_malloc((size_t)world * sizeof *ranks), counts[2] = {0, 0};
   if (!ranks)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for the ranks");
   gbi_text_init(&texts[0], gpu, sizeof gpu);

@@ -1,6 +1,7 @@
 #include "core/discovery.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "core/agreement.h"
 #include "policy/policy.h"
 #include "transport/transport.h"
@@ -61,8 +62,8 @@ static bool flipped(const gbi_discovery *d, int rank, const int *hosts) {
 }
 
 static gb_status make_labels(gbi_discovery *d, gb_error *error) {
-  d->labels = calloc((size_t)d->world, sizeof *d->labels);
-  int *hosts = malloc((size_t)d->world * sizeof *hosts);
+  d->labels = gbi_calloc((size_t)d->world, sizeof *d->labels);
+  int *hosts = gbi_malloc((size_t)d->world * sizeof *hosts);
   gb_status status = GB_OK;
   if (!d->labels || !hosts)
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory for labels");
@@ -85,7 +86,7 @@ static gb_status make_labels(gbi_discovery *d, gb_error *error) {
 }
 
 static gb_status make_topology(gbi_discovery *d, gb_error *error) {
-  const char **texts = malloc(2 * (size_t)d->world * sizeof *texts);
+  const char **texts = gbi_malloc(2 * (size_t)d->world * sizeof *texts);
   if (!texts)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for the islands");
   for (int r = 0; r < d->world; r++) {
@@ -171,7 +172,7 @@ static const char *run_kind(const gbi_discovery *d) {
 static gb_status conclude(gbi_record *records, int rank, int world,
                           gbi_discovery **discovery_p, gb_error *error) {
   gb_status status = gbi_agreement_check(records, world, error);
-  gbi_discovery *d = status == GB_OK ? calloc(1, sizeof *d) : NULL;
+  gbi_discovery *d = status == GB_OK ? gbi_calloc(1, sizeof *d) : NULL;
   if (!d) {
     free(records);
     if (status != GB_OK) return status;
@@ -198,7 +199,7 @@ static gb_status conclude(gbi_record *records, int rank, int world,
 }
 
 static gbi_record *new_records(int world, gb_error *error) {
-  gbi_record *records = calloc((size_t)world, sizeof *records);
+  gbi_record *records = gbi_calloc((size_t)world, sizeof *records);
   if (!records)
     gbi_fail(error, GB_ERR_MEMORY, "out of memory for %d records", world);
   return records;

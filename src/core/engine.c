@@ -1,5 +1,7 @@
 #include "core/engine.h"
 
+#include "base/fault.h"
+#include "base/memory.h"
 #include "core/local.h"
 
 #include <errno.h>
@@ -44,7 +46,7 @@ static gb_status open_lane(lane *l, gbi_comm *comm, gb_error *error) {
   l->comm = comm;
   if (!comm) return GB_OK;
   l->block_bytes = (comm->ops->state_bytes + 63) / 64 * 64;
-  l->blocks = aligned_alloc(64, l->block_bytes * GBI_STEPS_FLYING);
+  l->blocks = gbi_aligned_alloc(64, l->block_bytes * GBI_STEPS_FLYING);
   if (!l->blocks)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for the engine");
   memset(l->blocks, 0, l->block_bytes * GBI_STEPS_FLYING);
@@ -58,7 +60,7 @@ gb_status gbi_engine_open(gbi_comm *const comms[GBI_RESOURCES], int world,
                           uint64_t scratch_bytes, gbi_watch *watch,
                           gbi_hostarea *area, gbi_engine **engine_p,
                           gb_error *error) {
-  gbi_engine *engine = calloc(1, sizeof *engine);
+  gbi_engine *engine = gbi_calloc(1, sizeof *engine);
   if (!engine)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for the engine");
   engine->world = world;
@@ -110,7 +112,7 @@ gbi_task *gbi_engine_task(gbi_engine *engine) {
 static gb_status make_room(gbi_engine *engine, gbi_task *task,
                            gb_error *error) {
   if (task->plan->count > task->state_bytes) {
-    uint8_t *state = realloc(task->state, task->plan->count);
+    uint8_t *state = gbi_realloc(task->state, task->plan->count);
     if (!state)
       return gbi_fail(error, GB_ERR_MEMORY, "no memory for %u steps",
                       task->plan->count);
@@ -119,8 +121,12 @@ static gb_status make_room(gbi_engine *engine, gbi_task *task,
   }
   if (!task->plan->scratch_bytes || task->scratch) return GB_OK;
   /* Populated: the first use must not pay for page faults chunk by chunk. */
-  void *scratch = mmap(NULL, engine->scratch_bytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void *scratch = MAP_FAILED;
+  if (GBI_FAULT("mem.map") == GBI_FAULT_FAIL)
+    errno = ENOMEM;
+  else
+    scratch = mmap(NULL, engine->scratch_bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (scratch == MAP_FAILED)
     return gbi_fail(error, GB_ERR_MEMORY,
                     "no memory for a scratch of %llu bytes: %s",

@@ -1,8 +1,11 @@
 #include "core/group.h"
 
+#include "base/fault.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "core/work.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -86,8 +89,8 @@ gb_status gbi_fail_forked(gb_error *error) {
 
 gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
                          gb_error *error) {
-  gb_group *g = calloc(1, sizeof *g);
-  int *members = malloc(sizeof *members * (size_t)params->world);
+  gb_group *g = gbi_calloc(1, sizeof *g);
+  int *members = gbi_malloc(sizeof *members * (size_t)params->world);
   gbi_works *works = gbi_works_new();
   if (!g || !members || !works) {
     free(g);
@@ -607,7 +610,9 @@ static gb_status need_worker(gb_group *g, gb_error *error) {
   sigset_t all, old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
-  int code = pthread_create(&g->worker, NULL, worker_main, g);
+  int code = GBI_FAULT("thread.start") == GBI_FAULT_FAIL
+                 ? EAGAIN
+                 : pthread_create(&g->worker, NULL, worker_main, g);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (code)
     return gbi_fail(error, GB_ERR_SYSTEM,
@@ -665,7 +670,7 @@ gb_status gbi_group_call(gb_group *g, const gbi_coll *coll, const void *in,
     gbi_work_init(&work, g->works, coll, in, out);
     return call_sync(g, &work, error);
   }
-  gb_work *work = malloc(sizeof *work);
+  gb_work *work = gbi_malloc(sizeof *work);
   if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
   gbi_work_init(work, g->works, coll, in, out);
   atomic_fetch_add(&g->works->holds, 1);

@@ -1,6 +1,7 @@
 #include "core/job.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "ccl/ccl.h"
 #include "bridge/bridge.h"
 #include "core/settings.h"
@@ -77,6 +78,11 @@ static gb_status find_rank(opener *o, gb_error *error) {
 
 static void on_failure(void *arg) {
   gb_job *job = arg;
+  pthread_mutex_lock(&job->connect_lock);
+  if (job->connecting_area) gbi_hostarea_stop(job->connecting_area);
+  for (int r = 0; r < GBI_RESOURCES; r++)
+    if (job->connecting[r]) job->connecting[r]->ops->stop(job->connecting[r]);
+  pthread_mutex_unlock(&job->connect_lock);
   gbi_hostarea *area = __atomic_load_n(&job->area, __ATOMIC_ACQUIRE);
   if (area) gbi_hostarea_ring(area, gbi_hostarea_me(area));
 }
@@ -93,7 +99,7 @@ static gb_status fill_record(opener *o, gb_error *own, gb_error *error) {
   const gbi_setting *tables[GBI_SETTING_TABLES_MAX];
   int counts[GBI_SETTING_TABLES_MAX];
   int count = gbi_settings_tables(tables, counts);
-  o->record = calloc(1, sizeof *o->record);
+  o->record = gbi_calloc(1, sizeof *o->record);
   if (!o->record)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for a record");
   return gbi_record_fill(o->params, tables, counts, count, o->record, own);
@@ -121,12 +127,12 @@ static gb_status open_control(opener *o, gb_error *error) {
 
 static gb_status name_ranks(gb_job *job, gb_error *error) {
   const gbi_discovery *d = job->discovery;
-  job->who = calloc((size_t)job->world, sizeof *job->who);
+  job->who = gbi_calloc((size_t)job->world, sizeof *job->who);
   for (int r = 0; job->who && r < job->world; r++) {
     char text[512];
     snprintf(text, sizeof text, "rank %d (host \"%s\", %s)", r,
              d->records[r].hostname, d->labels[r]);
-    job->who[r] = strdup(text);
+    job->who[r] = gbi_strdup(text);
     if (!job->who[r])
       return gbi_fail(error, GB_ERR_MEMORY, "no memory for names");
   }
@@ -139,8 +145,8 @@ static gb_status list_facts(gb_job *job, gb_error *error) {
   size_t total = 0;
   for (int r = 0; r < job->world; r++)
     total += (size_t)d->records[r].facts_count;
-  job->facts = calloc(total + 1, sizeof *job->facts);
-  job->facts_at = calloc((size_t)job->world + 1, sizeof *job->facts_at);
+  job->facts = gbi_calloc(total + 1, sizeof *job->facts);
+  job->facts_at = gbi_calloc((size_t)job->world + 1, sizeof *job->facts_at);
   if (!job->facts || !job->facts_at)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for facts");
   size_t at = 0;
@@ -158,7 +164,7 @@ static gb_status list_facts(gb_job *job, gb_error *error) {
 static gb_status exchange(opener *o, const gb_error *problem,
                           const gbi_writer *blob, gbi_blobs *blobs,
                           gb_error *error) {
-  int *all = malloc(sizeof *all * (size_t)o->job->world);
+  int *all = gbi_malloc(sizeof *all * (size_t)o->job->world);
   if (!all) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a list");
   for (int r = 0; r < o->job->world; r++) all[r] = r;
   gb_status status = gbi_control_exchange(
@@ -168,11 +174,24 @@ static gb_status exchange(opener *o, const gb_error *problem,
   return status;
 }
 
+/* From here to the call with NULLs, a failure of the job ends the connecting of
+ * these. Without it a rank would wait for a peer that has given up until the
+ * job's timeout, which may be half an hour. */
+static void set_connecting(gb_job *job, gbi_hostarea *area, gbi_comm **comms) {
+  pthread_mutex_lock(&job->connect_lock);
+  job->connecting_area = area;
+  for (int r = 0; r < GBI_RESOURCES; r++)
+    job->connecting[r] = comms ? comms[r] : NULL;
+  pthread_mutex_unlock(&job->connect_lock);
+  if ((area || comms) && gbi_control_failed(job->control, NULL))
+    on_failure(job);
+}
+
 static gb_status join_host(opener *o, gb_error *error) {
   gb_job *job = o->job;
   const gbi_topology *t = job->discovery->topology;
-  int *ranks = malloc(sizeof *ranks * (size_t)job->world);
-  gbi_reader *addresses = malloc(sizeof *addresses * (size_t)job->world);
+  int *ranks = gbi_malloc(sizeof *ranks * (size_t)job->world);
+  gbi_reader *addresses = gbi_malloc(sizeof *addresses * (size_t)job->world);
   uint8_t raw[HOST_ADDRESS_MAX];
   gbi_writer out;
   gbi_writer_init(&out, raw, sizeof raw);
@@ -197,12 +216,15 @@ static gb_status join_host(opener *o, gb_error *error) {
   if (status == GB_OK) status = met;
   if (status == GB_OK) {
     for (int i = 0; i < count; i++) addresses[i] = blobs.items[ranks[i]];
+    set_connecting(job, area, NULL);
     status = gbi_hostarea_connect(area, addresses, o->deadline_ns, error);
-    /* Freed by gb_job_close also when connecting failed. */
-    __atomic_store_n(&job->area, area, __ATOMIC_RELEASE);
-  } else {
-    gbi_hostarea_close(area);
+    set_connecting(job, NULL, NULL);
   }
+  /* Only an area that connected has bells that on_failure may ring. */
+  if (status == GB_OK)
+    __atomic_store_n(&job->area, area, __ATOMIC_RELEASE);
+  else
+    gbi_hostarea_close(area);
   gbi_blobs_free(&blobs);
   free(ranks);
   free(addresses);
@@ -237,8 +259,8 @@ static gb_status open_comm(opener *o, int resource, gb_error *error) {
   gb_job *job = o->job;
   const gbi_discovery *d = job->discovery;
   size_t world = (size_t)job->world;
-  int *ranks = malloc(sizeof *ranks * world * 2), me;
-  gbi_member *members = calloc(world, sizeof *members);
+  int *ranks = gbi_malloc(sizeof *ranks * world * 2), me;
+  gbi_member *members = gbi_calloc(world, sizeof *members);
   if (!ranks || !members) {
     free(ranks);
     free(members);
@@ -291,8 +313,8 @@ static gb_status connect_comm(opener *o, int resource, const gbi_blobs *blobs,
   gb_job *job = o->job;
   gbi_comm *comm = o->comms[resource];
   if (!comm) return GB_OK;
-  int *ranks = malloc(sizeof *ranks * (size_t)job->world), me;
-  gbi_reader *addresses = malloc(sizeof *addresses * (size_t)job->world);
+  int *ranks = gbi_malloc(sizeof *ranks * (size_t)job->world), me;
+  gbi_reader *addresses = gbi_malloc(sizeof *addresses * (size_t)job->world);
   gb_status status = GB_OK;
   if (!ranks || !addresses)
     status = gbi_fail(error, GB_ERR_MEMORY, "no memory for addresses");
@@ -329,10 +351,13 @@ static gb_status connect_comms(opener *o, gb_error *error) {
   status = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs, error);
   gbi_writer_fini(&out);
   if (status != GB_OK) return status;
+  set_connecting(o->job, NULL, o->comms);
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
-    status = connect_comm(o, r, &blobs, &problem);
+    status = connect_comm(o, r, &blobs, error);
+  set_connecting(o->job, NULL, NULL);
   gbi_blobs_free(&blobs);
-  status = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs, error);
+  if (status != GB_OK) return status; /* told by open_steps at once */
+  status = exchange(o, NULL, &out, &blobs, error);
   gbi_blobs_free(&blobs);
   return status;
 }
@@ -342,7 +367,7 @@ static gb_status open_world(opener *o, gb_error *error) {
   const gbi_discovery *d = job->discovery;
   uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
   const gbi_policy_ops *policy = gbi_policy_find(d->policy);
-  int *members = malloc(sizeof *members * (size_t)job->world);
+  int *members = gbi_malloc(sizeof *members * (size_t)job->world);
   if (!members) return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
   for (int r = 0; r < job->world; r++) members[r] = r;
   gbi_group_params params = {
@@ -386,6 +411,26 @@ static void announce(const gb_job *job) {
            d->bridge_reason);
 }
 
+static gb_status open_parts(opener *o, gb_error *error) {
+  GBI_TRY(name_ranks(o->job, error));
+  GBI_TRY(list_facts(o->job, error));
+  GBI_TRY(join_host(o, error));
+  GBI_TRY(connect_comms(o, error));
+  return open_world(o, error);
+}
+
+/* This rank cannot go on with the set-up: the others, who may be waiting for it
+ * somewhere, learn why at once. A cause of its own is signed. */
+static gb_status tell(opener *o, gb_error *error) {
+  const gb_job *job = o->job;
+  gb_error cause = *error;
+  if (cause.rank < 0)
+    gbi_fail_rank(&cause, error->status, job->rank,
+                  "rank %d (host \"%.64s\") could not set the job up: %.1800s",
+                  job->rank, o->record->hostname, error->text);
+  return gbi_control_settle(job->control, &cause, error);
+}
+
 static gb_status open_steps(opener *o, gb_error *error) {
   gb_job *job = o->job;
   gb_error own = {0};
@@ -400,12 +445,8 @@ static gb_status open_steps(opener *o, gb_error *error) {
     if (error) *error = own;
     return own.status;
   }
-  if (status != GB_OK) return status;
-  GBI_TRY(name_ranks(job, error));
-  GBI_TRY(list_facts(job, error));
-  GBI_TRY(join_host(o, error));
-  GBI_TRY(connect_comms(o, error));
-  GBI_TRY(open_world(o, error));
+  if (status == GB_OK) status = open_parts(o, error);
+  if (status != GB_OK) return job->control ? tell(o, error) : status;
   announce(job);
   return GB_OK;
 }
@@ -453,6 +494,7 @@ static void free_job(gb_job *job) {
   free(job->facts);
   free(job->facts_at);
   gbi_watch_fini(&job->watch);
+  pthread_mutex_destroy(&job->connect_lock);
   free(job);
 }
 
@@ -482,11 +524,12 @@ gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
   char level[256] = "";
   gbi_env("GPUBRIDGE_LOG", level, sizeof level);
   GBI_TRY(gbi_log_configure(level, error));
-  gb_job *job = calloc(1, sizeof *job);
+  gb_job *job = gbi_calloc(1, sizeof *job);
   if (!job) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a job");
   job->fork_count = gbi_fork_count();
   job->timeout_ms = params.timeout_ms ? params.timeout_ms : DEFAULT_TIMEOUT_MS;
   gbi_watch_init(&job->watch);
+  pthread_mutex_init(&job->connect_lock, NULL);
   opener o = {.job = job, .params = &params};
   o.deadline_ns = gbi_deadline_after_ms(job->timeout_ms);
   gb_status status = find_rank(&o, error);

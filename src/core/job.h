@@ -8,6 +8,8 @@
 #include "observe/watch.h"
 #include "os/hostarea.h"
 
+#include <pthread.h>
+
 struct gb_job {
   unsigned fork_count;
   int rank, world;
@@ -15,6 +17,10 @@ struct gb_job {
   gbi_control *control;
   gbi_discovery *discovery;
   gbi_hostarea *area;
+  /* What may block in connecting now; on_failure stops it. */
+  pthread_mutex_t connect_lock; /* level 2 */
+  gbi_hostarea *connecting_area;
+  gbi_comm *connecting[GBI_RESOURCES];
   gb_group *group;          /* the world */
   gbi_watch watch;
   char **who;               /* by global rank, for texts */

@@ -1,5 +1,6 @@
 /* One rank's record: filling it, and its bytes. */
 #include "core/discovery.h"
+#include "base/fault.h"
 #include "core/settings.h"
 #include "os/hostarea.h"
 #include "os/net.h"
@@ -76,6 +77,7 @@ static void get_pairs(gbi_reader *in, gbi_record *r) {
 }
 
 gb_status gbi_record_decode(gbi_reader *in, gbi_record *r, gb_error *error) {
+  if (gbi_decode_fault(in->data, in->bytes)) in->bad = true;
   uint16_t format = gbi_get_u16(in);
   if (!in->bad && format != RECORD_FORMAT)
     return gbi_fail(error, GB_ERR_VERSION,

@@ -1,5 +1,6 @@
 #include "core/work.h"
 
+#include "base/memory.h"
 #include "core/group.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 enum { SLICE_MS = 100 };
 
 gbi_works *gbi_works_new(void) {
-  gbi_works *works = calloc(1, sizeof *works);
+  gbi_works *works = gbi_calloc(1, sizeof *works);
   if (!works) return NULL;
   atomic_init(&works->holds, 1);
   pthread_mutex_init(&works->lock, NULL);

@@ -1,7 +1,9 @@
 #include "os/handshake.h"
 
 #include "base/config.h"
+#include "base/fault.h"
 #include "base/wire.h"
+#include "os/io.h"
 #include "os/net.h"
 
 #include <errno.h>
@@ -159,6 +161,9 @@ static gb_status read_answer(gbi_handshake *h, gb_error *error) {
 }
 
 static gb_status finished_message(gbi_handshake *h, gb_error *error) {
+  if (gbi_handshake_events(h) == POLLIN && gbi_decode_fault(h->buffer, h->used))
+    return gbi_fail(error, GB_ERR_PROTOCOL,
+                    "the other side is not a gpubridge process");
   switch (h->state) {
     case ST_SEND_GREET:
       start_write(h, ST_READ_HELLO, HELLO_BYTES);
@@ -192,10 +197,8 @@ gb_status gbi_handshake_step(gbi_handshake *h, int fd, gb_error *error) {
   while (h->state != ST_DONE) {
     while (h->used < h->wanted) {
       ssize_t n = gbi_handshake_events(h) == POLLOUT
-                      ? send(fd, h->buffer + h->used, h->wanted - h->used,
-                             MSG_NOSIGNAL | MSG_DONTWAIT)
-                      : recv(fd, h->buffer + h->used, h->wanted - h->used,
-                             MSG_DONTWAIT);
+                      ? gbi_send(fd, h->buffer + h->used, h->wanted - h->used)
+                      : gbi_recv(fd, h->buffer + h->used, h->wanted - h->used);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return GB_ERR_BUSY;

@@ -1,5 +1,8 @@
 #include "os/hostarea.h"
 
+#include "base/fault.h"
+#include "base/memory.h"
+#include "os/io.h"
 #include "os/net.h"
 
 #include <errno.h>
@@ -37,6 +40,7 @@ enum {
   FDS_A_MESSAGE = 250, /* the kernel's SCM_MAX_FD is 253 */
   STRANGERS_MAX = 32,  /* connections beyond the expected ones */
   PROOF_MS = 5000,     /* a connection that says nothing is dropped */
+  SLICE_MS = 50,       /* how soon a stop is noticed */
   NAME_BYTES = 32
 };
 
@@ -47,6 +51,7 @@ struct gbi_hostarea {
   int count, me;
   int memfd;
   int listen_fd;
+  _Atomic bool stopped; /* set by any thread */
   char name[NAME_BYTES + 1]; /* abstract, without the leading NUL */
   area_head *head;           /* NULL until connected */
   size_t head_bytes;
@@ -72,9 +77,16 @@ static size_t round_up(size_t bytes, size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
+/* The kernel refuses the memory: the fault point of all places that ask. */
+static bool refused(void) {
+  if (GBI_FAULT("mem.map") != GBI_FAULT_FAIL) return false;
+  errno = ENOMEM;
+  return true;
+}
+
 static gb_status reserve(int fd, uint64_t offset, size_t bytes,
                          gb_error *error) {
-  while (fallocate(fd, 0, (off_t)offset, (off_t)bytes)) {
+  while (refused() || fallocate(fd, 0, (off_t)offset, (off_t)bytes)) {
     if (errno == EINTR) continue;
     gb_status status = errno == ENOSPC || errno == ENOMEM ? GB_ERR_MEMORY
                                                           : GB_ERR_SYSTEM;
@@ -88,8 +100,9 @@ static gb_status reserve(int fd, uint64_t offset, size_t bytes,
 }
 
 static gb_status map_head(gbi_hostarea *area, gb_error *error) {
-  void *data = mmap(NULL, area->head_bytes, PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_POPULATE, area->memfd, 0);
+  void *data = refused() ? MAP_FAILED
+                         : mmap(NULL, area->head_bytes, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_POPULATE, area->memfd, 0);
   if (data == MAP_FAILED)
     return gbi_fail(error, GB_ERR_SYSTEM,
                     "could not map the memory shared by this host's ranks: %s",
@@ -101,7 +114,9 @@ static gb_status map_head(gbi_hostarea *area, gb_error *error) {
 }
 
 static gb_status create_memory(gbi_hostarea *area, gb_error *error) {
-  area->memfd = memfd_create("gpubridge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  area->memfd =
+      refused() ? -1
+                : memfd_create("gpubridge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (area->memfd < 0)
     return gbi_fail(error, GB_ERR_SYSTEM,
                     "could not create shared memory (memfd_create): %s",
@@ -133,7 +148,10 @@ static gb_status listen_abstract(gbi_hostarea *area, gb_error *error) {
   socklen_t bytes = fill_name(&sa, area->name);
   area->listen_fd =
       socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (area->listen_fd < 0 || bind(area->listen_fd, (void *)&sa, bytes) ||
+  bool fault = GBI_FAULT("sock.listen") == GBI_FAULT_FAIL;
+  if (fault) errno = ENOBUFS;
+  if (fault || area->listen_fd < 0 ||
+      bind(area->listen_fd, (void *)&sa, bytes) ||
       listen(area->listen_fd, 1024))
     return gbi_fail(error, GB_ERR_SYSTEM,
                     "could not listen on a Unix socket: %s", strerror(errno));
@@ -143,8 +161,8 @@ static gb_status listen_abstract(gbi_hostarea *area, gb_error *error) {
 static gb_status set_up(gbi_hostarea *area, const int *ranks,
                         gb_error *error) {
   size_t count = (size_t)area->count;
-  area->ranks = malloc(count * sizeof *area->ranks);
-  area->event_fds = malloc(count * sizeof *area->event_fds);
+  area->ranks = gbi_malloc(count * sizeof *area->ranks);
+  area->event_fds = gbi_malloc(count * sizeof *area->event_fds);
   if (!area->ranks || !area->event_fds)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   memcpy(area->ranks, ranks, count * sizeof *ranks);
@@ -166,7 +184,7 @@ gb_status gbi_hostarea_open(const gbi_auth *auth, const int *ranks, int count,
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "%d ranks on one host; at most %d can share memory", count,
                     GBI_LOCAL_MAX);
-  gbi_hostarea *area = calloc(1, sizeof *area);
+  gbi_hostarea *area = gbi_calloc(1, sizeof *area);
   if (!area) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   area->auth = *auth;
   area->count = count;
@@ -197,7 +215,30 @@ typedef union control_space {
   char space[CMSG_SPACE(sizeof(int) * FDS_A_MESSAGE)];
 } control_space;
 
-static gb_status send_fds(int socket_fd, uint32_t first, const int *fds,
+/* False: the deadline passed, or connecting was stopped. */
+static bool wait_ready(const gbi_hostarea *area, int fd, short events,
+                       uint64_t deadline_ns) {
+  while (!atomic_load(&area->stopped)) {
+    uint64_t slice = gbi_deadline_after_ms(SLICE_MS);
+    if (gbi_poll_one(fd, events, GBI_MIN(slice, deadline_ns))) return true;
+    if (gbi_deadline_passed(deadline_ns)) return false;
+  }
+  return false;
+}
+
+static gb_status fail_canceled(gb_error *error) {
+  return gbi_fail(error, GB_ERR_CANCELED,
+                  "sharing memory with this host's ranks was canceled");
+}
+
+static gb_status fail_waiting(const gbi_hostarea *area, const char *what,
+                              gb_error *error) {
+  if (atomic_load(&area->stopped)) return fail_canceled(error);
+  return gbi_fail(error, GB_ERR_TIMEOUT, "the other side %s in time", what);
+}
+
+static gb_status send_fds(const gbi_hostarea *area, int socket_fd,
+                          uint32_t first, const int *fds,
                           uint32_t count, uint64_t deadline_ns,
                           gb_error *error) {
   uint8_t raw[MESSAGE_BYTES];
@@ -216,7 +257,7 @@ static gb_status send_fds(int socket_fd, uint32_t first, const int *fds,
   head->cmsg_type = SCM_RIGHTS;
   head->cmsg_len = CMSG_LEN(sizeof(int) * count);
   memcpy(CMSG_DATA(head), fds, sizeof(int) * count);
-  while (sendmsg(socket_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+  while (gbi_sendmsg(socket_fd, &message, 0) < 0) {
     if (errno == EINTR) continue;
     /* ETOOMANYREFS: descriptors of other ranks are still under way. */
     bool later = errno == EAGAIN || errno == ETOOMANYREFS;
@@ -224,11 +265,16 @@ static gb_status send_fds(int socket_fd, uint32_t first, const int *fds,
       return gbi_fail(error, GB_ERR_PEER, "connection broke: %s",
                       strerror(errno));
     if (errno == ETOOMANYREFS) poll(NULL, 0, 1);
-    if (!gbi_poll_one(socket_fd, POLLOUT, deadline_ns))
-      return gbi_fail(error, GB_ERR_TIMEOUT,
-                      "the other side took no descriptors in time");
+    if (!wait_ready(area, socket_fd, POLLOUT, deadline_ns))
+      return fail_waiting(area, "took no descriptors", error);
   }
   return GB_OK;
+}
+
+static gb_status fail_files(gb_error *error) {
+  return gbi_fail(error, GB_ERR_SYSTEM,
+                  "could not receive the descriptors of this host's ranks: too "
+                  "many open files. Raise the limit (ulimit -n)");
 }
 
 static void close_all(const int *fds, size_t count) {
@@ -246,7 +292,7 @@ static gb_status receive_fds(int socket_fd, uint32_t *first_p, int *fds,
                            .msg_controllen = sizeof control};
   ssize_t n;
   do {
-    n = recvmsg(socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    n = gbi_recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
   } while (n < 0 && errno == EINTR);
   if (n < 0 && errno == EAGAIN) return GB_ERR_BUSY;
   if (n <= 0)
@@ -260,28 +306,27 @@ static gb_status receive_fds(int socket_fd, uint32_t *first_p, int *fds,
   }
   gbi_reader r;
   gbi_reader_init(&r, raw, (size_t)n);
+  r.bad = gbi_decode_fault(raw, (size_t)n);
   *first_p = gbi_get_u32(&r);
   *count_p = gbi_get_u32(&r);
   if (!r.bad && !(message.msg_flags & MSG_CTRUNC) && got == *count_p)
     return GB_OK;
   close_all(fds, got);
   if (message.msg_flags & MSG_CTRUNC)
-    return gbi_fail(error, GB_ERR_SYSTEM,
-                    "could not receive the descriptors of this host's ranks: "
-                    "too many open files. Raise the limit (ulimit -n)");
+    return fail_files(error);
   return gbi_fail(error, GB_ERR_PROTOCOL,
                   "malformed message on the host's Unix socket");
 }
 
-static gb_status receive_fds_until(int socket_fd, uint32_t *first_p, int *fds,
+static gb_status receive_fds_until(const gbi_hostarea *area, int socket_fd,
+                                   uint32_t *first_p, int *fds,
                                    uint32_t *count_p, uint64_t deadline_ns,
                                    gb_error *error) {
   for (;;) {
     gb_status status = receive_fds(socket_fd, first_p, fds, count_p, error);
     if (status != GB_ERR_BUSY) return status;
-    if (!gbi_poll_one(socket_fd, POLLIN, deadline_ns))
-      return gbi_fail(error, GB_ERR_TIMEOUT,
-                      "the other side sent no descriptors in time");
+    if (!wait_ready(area, socket_fd, POLLIN, deadline_ns))
+      return fail_waiting(area, "sent no descriptors", error);
   }
 }
 
@@ -299,6 +344,7 @@ typedef struct reception {
   int guests_max;
   int *sockets; /* by local index, of those that are through */
   int missing;
+  bool no_files; /* this process has no descriptor left for them */
 } reception;
 
 static void drop(guest *g) {
@@ -321,6 +367,7 @@ static void admit(reception *r) {
     at->give_up_ns = gbi_deadline_after_ms(PROOF_MS);
     gbi_handshake_accept(&at->handshake, &r->area->auth);
   }
+  if (errno == EMFILE || errno == ENFILE) r->no_files = true;
 }
 
 static bool is_expected(const reception *r, const gbi_hello *hello) {
@@ -346,6 +393,7 @@ static void receive_guest(reception *r, guest *g) {
   gb_status status = receive_fds(g->fd, &first, fds, &count, &ignored);
   if (status == GB_ERR_BUSY) return;
   if (status != GB_OK) {
+    if (status == GB_ERR_SYSTEM) r->no_files = true; /* a proven one's */
     drop(g);
     return;
   }
@@ -388,8 +436,10 @@ static gb_status receive_all(reception *r, struct pollfd *fds,
       fds[n++] = (struct pollfd){g->fd, events, 0};
       soonest = GBI_MIN(soonest, g->give_up_ns);
     }
+    if (atomic_load(&r->area->stopped)) return fail_canceled(error);
+    if (r->no_files) return fail_files(error);
     if (now >= deadline_ns) return fail_missing(r, error);
-    poll(fds, (nfds_t)n, gbi_deadline_left_ms(soonest, 1000));
+    poll(fds, (nfds_t)n, gbi_deadline_left_ms(soonest, SLICE_MS));
     for (int i = 0; i < r->guests_max; i++)
       if (r->guests[i].fd >= 0) receive_guest(r, &r->guests[i]);
     admit(r);
@@ -401,12 +451,13 @@ static gb_status hand_out(reception *r, uint64_t deadline_ns,
                           gb_error *error) {
   const gbi_hostarea *area = r->area;
   for (int i = 1; i < area->count; i++) {
-    GBI_TRY(send_fds(r->sockets[i], MEMFD, &area->memfd, 1, deadline_ns,
+    GBI_TRY(send_fds(area, r->sockets[i], MEMFD, &area->memfd, 1, deadline_ns,
                      error));
     for (int first = 0; first < area->count; first += FDS_A_MESSAGE) {
       int n = GBI_MIN(area->count - first, (int)FDS_A_MESSAGE);
-      GBI_TRY(send_fds(r->sockets[i], (uint32_t)first, area->event_fds + first,
-                       (uint32_t)n, deadline_ns, error));
+      GBI_TRY(send_fds(area, r->sockets[i], (uint32_t)first,
+                       area->event_fds + first, (uint32_t)n, deadline_ns,
+                       error));
     }
   }
   return GB_OK;
@@ -416,9 +467,9 @@ static gb_status connect_first(gbi_hostarea *area, uint64_t deadline_ns,
                                gb_error *error) {
   reception r = {.area = area, .missing = area->count - 1,
                  .guests_max = area->count + STRANGERS_MAX};
-  r.guests = calloc((size_t)r.guests_max, sizeof *r.guests);
-  r.sockets = malloc((size_t)area->count * sizeof *r.sockets);
-  struct pollfd *fds = calloc((size_t)r.guests_max + 1, sizeof *fds);
+  r.guests = gbi_calloc((size_t)r.guests_max, sizeof *r.guests);
+  r.sockets = gbi_malloc((size_t)area->count * sizeof *r.sockets);
+  struct pollfd *fds = gbi_calloc((size_t)r.guests_max + 1, sizeof *fds);
   gb_status status;
   if (!r.guests || !r.sockets || !fds) {
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory");
@@ -439,8 +490,16 @@ out_free:
   return status;
 }
 
-static gb_status dial(const char *name, uint64_t deadline_ns, int *fd_p,
-                      gb_error *error) {
+static int connect_to(int fd, const struct sockaddr_un *sa, socklen_t bytes) {
+  gbi_fault fault = GBI_FAULT("sock.connect");
+  if (fault != GBI_FAULT_FAIL && fault != GBI_FAULT_AGAIN)
+    return connect(fd, (const void *)sa, bytes);
+  errno = fault == GBI_FAULT_FAIL ? ECONNREFUSED : EAGAIN;
+  return -1;
+}
+
+static gb_status dial(const gbi_hostarea *area, const char *name,
+                      uint64_t deadline_ns, int *fd_p, gb_error *error) {
   struct sockaddr_un sa;
   socklen_t bytes = fill_name(&sa, name);
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -448,9 +507,10 @@ static gb_status dial(const char *name, uint64_t deadline_ns, int *fd_p,
     return gbi_fail(error, GB_ERR_SYSTEM, "could not create a Unix socket: %s",
                     strerror(errno));
   /* EAGAIN: the backlog is full. There is nothing to poll for. */
-  while (connect(fd, (void *)&sa, bytes)) {
+  while (connect_to(fd, &sa, bytes)) {
     bool again = errno == EAGAIN || errno == EINTR;
-    if (again && !gbi_deadline_passed(deadline_ns)) {
+    if (again && !gbi_deadline_passed(deadline_ns) &&
+        !atomic_load(&area->stopped)) {
       poll(NULL, 0, 1);
       continue;
     }
@@ -473,7 +533,8 @@ static gb_status take_fds(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   while (left > 0 || area->memfd < 0) {
     uint32_t first, count;
     int fds[FDS_A_MESSAGE];
-    GBI_TRY(receive_fds_until(fd, &first, fds, &count, deadline_ns, error));
+    GBI_TRY(receive_fds_until(area, fd, &first, fds, &count, deadline_ns,
+                              error));
     bool memory = first == MEMFD && count == 1 && area->memfd < 0;
     if (memory) {
       area->memfd = fds[0];
@@ -496,14 +557,24 @@ static gb_status take_fds(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   return GB_OK;
 }
 
+static gb_status prove(const gbi_hostarea *area, gbi_handshake *h, int fd,
+                       uint64_t deadline_ns, gb_error *error) {
+  for (;;) {
+    gb_status status = gbi_handshake_step(h, fd, error);
+    if (status != GB_ERR_BUSY) return status;
+    if (!wait_ready(area, fd, gbi_handshake_events(h), deadline_ns))
+      return fail_waiting(area, "did not answer", error);
+  }
+}
+
 static gb_status join(gbi_hostarea *area, int fd, uint64_t deadline_ns,
                       gb_error *error) {
   gbi_hello hello = {.kind = GBI_HELLO_HOST, .from = area->ranks[area->me],
                      .to = area->ranks[0]};
   gbi_handshake h;
   gbi_handshake_connect(&h, &area->auth, &hello);
-  GBI_TRY(gbi_handshake_run(&h, fd, deadline_ns, error));
-  GBI_TRY(send_fds(fd, (uint32_t)area->me, &area->waiter.event_fd, 1,
+  GBI_TRY(prove(area, &h, fd, deadline_ns, error));
+  GBI_TRY(send_fds(area, fd, (uint32_t)area->me, &area->waiter.event_fd, 1,
                    deadline_ns, error));
   GBI_TRY(take_fds(area, fd, deadline_ns, error));
   struct stat st;
@@ -518,9 +589,24 @@ static gb_status join(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   return GB_OK;
 }
 
+/* What went wrong between the two ranks says who the other one is; what went
+ * wrong in this process does not blame it. */
+static gb_status blame_first(const gbi_hostarea *area, gb_error *error) {
+  gb_error why = *error;
+  if (why.rank >= 0 || why.status == GB_ERR_MEMORY ||
+      why.status == GB_ERR_SYSTEM || why.status == GB_ERR_CANCELED)
+    return why.status;
+  return gbi_fail_rank(error, why.status, area->ranks[0],
+                       "could not share memory with rank %d of this host: "
+                       "%.1900s",
+                       area->ranks[0], why.text);
+}
+
 gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
                                uint64_t deadline_ns, gb_error *error) {
   gb_status status = GB_OK;
+  gb_error local;
+  if (!error) error = &local;
   if (area->me) {
     gbi_reader reader = addresses[0];
     char name[NAME_BYTES + 1];
@@ -530,9 +616,9 @@ gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
                            "rank %d sent a malformed host address",
                            area->ranks[0]);
     int fd = -1;
-    GBI_TRY(dial(name, deadline_ns, &fd, error));
+    GBI_TRY(dial(area, name, deadline_ns, &fd, error));
     status = join(area, fd, deadline_ns, error);
-    if (status != GB_OK && error) error->rank = area->ranks[0];
+    if (status != GB_OK) status = blame_first(area, error);
     close(fd);
   } else if (area->count > 1) {
     status = connect_first(area, deadline_ns, error);
@@ -540,6 +626,10 @@ gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
   if (area->listen_fd >= 0) close(area->listen_fd);
   area->listen_fd = -1;
   return status;
+}
+
+void gbi_hostarea_stop(gbi_hostarea *area) {
+  atomic_store(&area->stopped, true);
 }
 
 /* A window and, behind it, the count of processes that have left it. */
@@ -591,8 +681,9 @@ gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
                     "a window of %zu bytes at %" PRIu64
                     " lies outside the memory shared by this host's ranks",
                     bytes, offset);
-  void *data = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED,
-                    area->memfd, (off_t)offset);
+  void *data = refused() ? MAP_FAILED
+                         : mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                area->memfd, (off_t)offset);
   if (data == MAP_FAILED)
     return gbi_fail(error, GB_ERR_MEMORY,
                     "could not map %zu bytes of shared memory: %s", bytes,

@@ -36,6 +36,8 @@ void gbi_hostarea_address(const gbi_hostarea *area, gbi_writer *out);
  * needs. Closes the Unix socket. */
 gb_status gbi_hostarea_connect(gbi_hostarea *area, const gbi_reader *addresses,
                                uint64_t deadline_ns, gb_error *error);
+/* Any thread, returns at once: a connect under way soon ends with CANCELED. */
+void gbi_hostarea_stop(gbi_hostarea *area);
 /* A zeroed window, page aligned, memory really reserved (an error here, never
  * SIGBUS later). Any local process may map it by its offset. */
 gb_status gbi_hostarea_alloc(gbi_hostarea *area, size_t bytes,

@@ -1,6 +1,7 @@
 #include "os/net.h"
 
 #include "base/config.h"
+#include "base/fault.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -346,6 +347,10 @@ gb_status gbi_listen(const gbi_address *wanted, int backlog, int *fd_p,
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   int failed = low ? bind_in_range(fd, &address, low, high)
                    : bind(fd, (const void *)&address.sa, address.bytes);
+  if (GBI_FAULT("sock.listen") == GBI_FAULT_FAIL) {
+    errno = EADDRINUSE;
+    failed = -1;
+  }
   if (failed || listen(fd, backlog)) {
     gb_status status = gbi_fail(
         error, errno == EADDRNOTAVAIL ? GB_ERR_CONNECT : GB_ERR_SYSTEM,
@@ -386,7 +391,10 @@ gb_status gbi_connect(const gbi_address *address, uint64_t deadline_ns,
                         ? ". The limit of open files is reached (ulimit -n)"
                         : "");
   int code = 0;
-  if (connect(fd, (const void *)&address->sa, address->bytes)) code = errno;
+  if (GBI_FAULT("sock.connect") == GBI_FAULT_FAIL)
+    code = ECONNREFUSED;
+  else if (connect(fd, (const void *)&address->sa, address->bytes))
+    code = errno;
   if (code == EINPROGRESS || code == EINTR)
     (void)wait_connected(fd, deadline_ns, &code);
   if (code) {

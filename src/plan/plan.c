@@ -1,5 +1,7 @@
 #include "plan/plan.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +27,7 @@ gb_dtype gbi_step_dtype(const gbi_plan *plan, const gbi_step *step) {
 }
 
 gbi_plan *gbi_plan_new(const gbi_coll *coll) {
-  gbi_plan *plan = calloc(1, sizeof *plan);
+  gbi_plan *plan = gbi_calloc(1, sizeof *plan);
   if (plan) plan->coll = *coll;
   return plan;
 }
@@ -42,7 +44,7 @@ uint32_t gbi_plan_add(gbi_plan *plan, const gbi_step *step) {
     uint32_t capacity = plan->capacity ? plan->capacity * 2 : 16;
     gbi_step *steps = NULL;
     if (capacity <= GBI_PLAN_STEPS_MAX)
-      steps = realloc(plan->steps, capacity * sizeof *steps);
+      steps = gbi_realloc(plan->steps, capacity * sizeof *steps);
     if (!steps) {
       plan->failed = true;
       return 0;
@@ -55,7 +57,7 @@ uint32_t gbi_plan_add(gbi_plan *plan, const gbi_step *step) {
 }
 
 gb_status gbi_plan_seal(gbi_plan *plan, gb_error *error) {
-  plan->order = malloc((plan->count + 1) * sizeof *plan->order);
+  plan->order = gbi_malloc((plan->count + 1) * sizeof *plan->order);
   if (plan->failed || !plan->order)
     return gbi_fail(error, GB_ERR_MEMORY,
                     "no memory for a plan of more than %u steps", plan->count);

@@ -1,5 +1,7 @@
 #include "plan/topology.h"
 
+#include "base/memory.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +22,7 @@ static int by_text(const void *a, const void *b) {
 /* number_of[r]: classes of equal strings, numbered in order of lowest rank.
  * Returns how many, -1 for lack of memory. */
 static int classify(const char *const *texts, int world, int *number_of) {
-  entry *entries = malloc((size_t)world * sizeof *entries);
+  entry *entries = gbi_malloc((size_t)world * sizeof *entries);
   if (!entries) return -1;
   for (int r = 0; r < world; r++) entries[r] = (entry){texts[r], r};
   qsort(entries, (size_t)world, sizeof *entries, by_text);
@@ -63,16 +65,17 @@ gb_status gbi_topology_plan(const char *const *labels, const char *const *hosts,
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "a topology needs 1 to %d ranks, not %d", GBI_WORLD_MAX,
                     world);
-  gbi_topology *t = calloc(1, sizeof *t);
+  gbi_topology *t = gbi_calloc(1, sizeof *t);
   size_t n = (size_t)world;
-  if (!t || !(t->storage = malloc(3 * n * sizeof *t->storage))) goto no_memory;
+  if (!t || !(t->storage = gbi_malloc(3 * n * sizeof *t->storage)))
+    goto no_memory;
   t->world = world;
   t->island_of = t->storage;
   t->host_of = t->storage + n;
   t->islands_count = classify(labels, world, t->island_of);
   t->hosts_count = classify(hosts, world, t->host_of);
   if (t->islands_count < 0 || t->hosts_count < 0) goto no_memory;
-  t->islands = calloc((size_t)t->islands_count, sizeof *t->islands);
+  t->islands = gbi_calloc((size_t)t->islands_count, sizeof *t->islands);
   if (!t->islands) goto no_memory;
   fill_islands(t, labels, t->storage + 2 * n);
   *topology_p = t;

@@ -19,6 +19,8 @@
  * contiguous islands cost one range and interleaved ones one range a rank. */
 #include "policy/policy.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 
 static bool fits(const gbi_topology *topology) {
@@ -217,8 +219,8 @@ static unit *cut_units(maker *m, uint64_t row, uint64_t chunk,
                        uint64_t *count_p) {
   const gbi_topology *t = m->topology;
   uint64_t most = row * (uint64_t)t->world / chunk + (uint64_t)t->world + 1;
-  unit *units = malloc(most * sizeof *units);
-  uint64_t *turns = calloc((size_t)t->islands_count, sizeof *turns);
+  unit *units = gbi_malloc(most * sizeof *units);
+  uint64_t *turns = gbi_calloc((size_t)t->islands_count, sizeof *turns);
   uint64_t count = 0;
   m->plan->failed |= !units || !turns;
   for (int first = 0, last; first < t->world && units && turns; first = last) {

@@ -1,6 +1,7 @@
 #include "store/store.h"
 
 #include "base/config.h"
+#include "base/fault.h"
 #include "store/kinds.h"
 
 #include <errno.h>
@@ -135,4 +136,26 @@ gb_status gbi_store_open(const gbi_store_params *params, gbi_store **store_p,
                 !strcasecmp(agent, "True") && url[0] == 'e';
   return gbi_store_tcp_open(params, &place, params->rank == 0 && !served,
                             store_p, error);
+}
+
+gb_status gbi_store_set(gbi_store *store, const char *key, const void *value,
+                        size_t bytes, gb_error *error) {
+  if (GBI_FAULT("store.set") == GBI_FAULT_FAIL)
+    return gbi_fail(error, GB_ERR_PEER, "lost the store at %s",
+                    store->described);
+  return store->ops->set(store, key, value, bytes, error);
+}
+
+gb_status gbi_store_get(gbi_store *store, const char *key, void *value,
+                        size_t bytes, size_t *bytes_p, uint64_t deadline_ns,
+                        gb_error *error) {
+  gbi_fault fault = GBI_FAULT("store.get");
+  if (fault == GBI_FAULT_FAIL)
+    return gbi_fail(error, GB_ERR_PEER, "lost the store at %s",
+                    store->described);
+  gb_status status =
+      store->ops->get(store, key, value, bytes, bytes_p, deadline_ns, error);
+  if (fault == GBI_FAULT_CORRUPT && status == GB_OK)
+    gbi_fault_flip(value, *bytes_p);
+  return status;
 }

@@ -53,6 +53,13 @@ typedef struct gbi_store_params {
 gb_status gbi_store_open(const gbi_store_params *params, gbi_store **store_p,
                          gb_error *error);
 
+/* The store's own set and get. */
+gb_status gbi_store_set(gbi_store *store, const char *key, const void *value,
+                        size_t bytes, gb_error *error);
+gb_status gbi_store_get(gbi_store *store, const char *key, void *value,
+                        size_t bytes, size_t *bytes_p, uint64_t deadline_ns,
+                        gb_error *error);
+
 /* Whether init_method is well-formed and, for env://, its variables are there.
  * A job of one rank needs no store, but the same mistakes are told. */
 gb_status gbi_store_validate(const gbi_store_params *params, gb_error *error);

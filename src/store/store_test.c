@@ -409,7 +409,12 @@ GB_TEST(store, file_add_is_atomic, .ranks = 4) {
   GB_CHECK_OK(store->ops->add(store, "n", 0, &number, NULL));
   GB_CHECK_INT(number, 100);
   store->ops->close(store);
-  if (gb_rank() == 0) unlink(url + 7);
+  /* Not before all have looked: a look would make a new, empty file. */
+  __atomic_add_fetch(done, 1, __ATOMIC_SEQ_CST);
+  if (gb_rank() == 0) {
+    gb_test_await(done, 8, 20000);
+    unlink(url + 7);
+  }
 }
 
 /* A caller's store in memory, and one that fails. */

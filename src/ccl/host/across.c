@@ -1,5 +1,7 @@
 #include "ccl/host/across.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +52,7 @@ struct gbi_across {
 gb_status gbi_across_open(const gbi_across_map *map, gbi_local *local,
                           gbi_comm *bridge, gbi_across **across_p,
                           gb_error *error) {
-  gbi_across *a = calloc(1, sizeof *a);
+  gbi_across *a = gbi_calloc(1, sizeof *a);
   if (!a) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   a->map = *map;
   a->local = local;
@@ -59,8 +61,8 @@ gb_status gbi_across_open(const gbi_across_map *map, gbi_local *local,
   a->leads = bridge != NULL;
   for (int i = 0; a->leads && i < FLIGHT; i++) {
     size_t bytes = (bridge->ops->state_bytes + 63) / 64 * 64;
-    a->chunks[i].cross = aligned_alloc(64, bytes);
-    a->chunks[i].scratch = aligned_alloc(4096, KEPT_BYTES);
+    a->chunks[i].cross = gbi_aligned_alloc(64, bytes);
+    a->chunks[i].scratch = gbi_aligned_alloc(4096, KEPT_BYTES);
     if (!a->chunks[i].cross || !a->chunks[i].scratch) {
       gbi_across_close(a);
       return gbi_fail(error, GB_ERR_MEMORY, "out of memory");

@@ -1,5 +1,6 @@
 #include "ccl/ccl.h"
 
+#include "base/memory.h"
 #include "bridge/bridge.h"
 #include "ccl/host/across.h"
 #include "ccl/host/local.h"
@@ -68,7 +69,7 @@ static gb_status connect_parts(host_comm *host, gbi_reader *addresses,
 static gb_status host_connect(gbi_comm *comm, const gbi_reader *addresses,
                               uint64_t deadline_ns, gb_error *error) {
   size_t n = (size_t)comm->members_count;
-  gbi_reader *copies = calloc(3 * n, sizeof *copies);
+  gbi_reader *copies = gbi_calloc(3 * n, sizeof *copies);
   if (!copies) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   memcpy(copies, addresses, n * sizeof *copies);
   gb_status status =
@@ -214,16 +215,16 @@ gb_status gbi_ccl_host_open(const gbi_transport_params *params,
                             const int *host_index, gbi_comm **comm_p,
                             gb_error *error) {
   size_t n = (size_t)params->members_count;
-  host_comm *host = calloc(1, sizeof *host);
+  host_comm *host = gbi_calloc(1, sizeof *host);
   if (!host) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   host->comm = (gbi_comm){.ops = &host_ops,
                           .members_count = params->members_count,
                           .me = params->me};
   host->area = params->area;
-  host->groups = calloc(n, sizeof *host->groups);
-  host->local_indices = calloc(n, sizeof *host->local_indices);
-  host->leaders = calloc(n, sizeof *host->leaders);
-  gbi_member *list = calloc(n, sizeof *list);
+  host->groups = gbi_calloc(n, sizeof *host->groups);
+  host->local_indices = gbi_calloc(n, sizeof *host->local_indices);
+  host->leaders = gbi_calloc(n, sizeof *host->leaders);
+  gbi_member *list = gbi_calloc(n, sizeof *list);
   gb_status status = GB_OK;
   if (!host->groups || !host->local_indices || !host->leaders || !list) {
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory");

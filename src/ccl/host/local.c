@@ -1,5 +1,7 @@
 #include "ccl/host/local.h"
 
+#include "base/memory.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,15 +62,15 @@ struct gbi_local {
 gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
                          int count, int me, uint64_t *moved,
                          gbi_local **local_p, gb_error *error) {
-  gbi_local *local = calloc(1, sizeof *local);
+  gbi_local *local = gbi_calloc(1, sizeof *local);
   if (!local) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   local->area = area;
   local->count = count;
   local->me = me;
   local->moved = moved;
-  local->peers = calloc((size_t)count, sizeof *local->peers);
-  local->seen = calloc((size_t)count, sizeof *local->seen);
-  local->scratch = aligned_alloc(4096, GBI_LOCAL_SLOT_BYTES);
+  local->peers = gbi_calloc((size_t)count, sizeof *local->peers);
+  local->seen = gbi_calloc((size_t)count, sizeof *local->seen);
+  local->scratch = gbi_aligned_alloc(4096, GBI_LOCAL_SLOT_BYTES);
   gb_status status = GB_OK;
   if (!local->peers || !local->seen || !local->scratch)
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory");

@@ -1,6 +1,8 @@
 /* A store that the caller passes in: bounded, polite waits around its get. */
 #include "store/kinds.h"
 
+#include "base/memory.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -74,7 +76,7 @@ gb_status gbi_store_caller_open(const gbi_store_params *params,
   if (!params->caller->set || !params->caller->get)
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "the caller's store needs both set and get");
-  caller_store *s = calloc(1, sizeof *s);
+  caller_store *s = gbi_calloc(1, sizeof *s);
   if (!s) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a store");
   s->base.ops = &ops;
   s->theirs = params->caller;

@@ -9,6 +9,7 @@
  * others' writes then. A writer that died in the middle leaves half a record
  * at the end: readers stop before it, the next writer cuts it off. */
 #include "base/wire.h"
+#include "base/memory.h"
 #include "store/kinds.h"
 
 #include <errno.h>
@@ -75,7 +76,7 @@ static gb_status read_all(file_store *s, int fd, uint8_t **data_p,
                     s->path,
                     S_ISREG(info.st_mode) ? "too big" : "not a regular file");
   size_t bytes = (size_t)info.st_size, used = 0;
-  uint8_t *data = malloc(bytes + 1);
+  uint8_t *data = gbi_malloc(bytes + 1);
   if (!data)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a store file");
   while (used < bytes) {
@@ -245,7 +246,7 @@ static const gbi_store_ops ops = {"file", file_set, file_get, file_add,
 
 gb_status gbi_store_file_open(const gbi_store_params *params, const char *path,
                               gbi_store **store_p, gb_error *error) {
-  file_store *s = calloc(1, sizeof *s);
+  file_store *s = gbi_calloc(1, sizeof *s);
   if (!s) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a store");
   s->base.ops = &ops;
   s->wait = (gbi_store_wait){params->deadline_ns, params->wait_hook,

@@ -1,5 +1,7 @@
 /* The client of torch's protocol, and rank 0's decision to serve. */
 #include "base/wire.h"
+#include "base/memory.h"
+#include "os/io.h"
 #include "os/net.h"
 #include "store/kinds.h"
 #include "store/tcp/protocol.h"
@@ -18,6 +20,9 @@
   (1 * GBI_NS_PER_S) /* one address, so that the next gets its \
                         turn soon */
 #define GREETING_NS (5 * GBI_NS_PER_S)
+/* A store that answered once and then refuses for so long has ended with its
+ * rank 0; before it ever answered, rank 0 may just be late. */
+#define GONE_NS (5 * GBI_NS_PER_S)
 
 typedef struct tcp_store {
   gbi_store base;
@@ -25,6 +30,7 @@ typedef struct tcp_store {
   char host[256];
   int port;
   int fd; /* -1: not connected */
+  bool answered; /* at least once */
   gbi_tcp_server *server;
   char tried[400];
   char reason[256]; /* why the newest attempt failed */
@@ -58,7 +64,7 @@ static gb_status send_all(tcp_store *s, const void *data, size_t bytes,
                           uint64_t deadline_ns, gb_error *error) {
   const uint8_t *at = data;
   while (bytes) {
-    ssize_t n = send(s->fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = gbi_send(s->fd, at, bytes);
     if (n >= 0) {
       at += n;
       bytes -= (size_t)n;
@@ -75,7 +81,7 @@ static gb_status receive(tcp_store *s, void *data, size_t bytes,
                          uint64_t deadline_ns, gb_error *error) {
   uint8_t *at = data;
   while (bytes) {
-    ssize_t n = recv(s->fd, at, bytes, MSG_DONTWAIT);
+    ssize_t n = gbi_recv(s->fd, at, bytes);
     if (n > 0) {
       at += n;
       bytes -= (size_t)n;
@@ -180,9 +186,13 @@ static gb_status try_all(tcp_store *s, gb_error *error) {
 
 static gb_status connected(tcp_store *s, gb_error *error) {
   gb_error local;
+  uint64_t gone_ns = gbi_now_ns() + GONE_NS;
   for (int pause_ms = 10; s->fd < 0; pause_ms = GBI_MIN(pause_ms * 2, 100)) {
     gb_status status = try_all(s, &local);
-    if (status == GB_OK) return GB_OK;
+    if (status == GB_OK) {
+      s->answered = true;
+      return GB_OK;
+    }
     if (status == GB_ERR_INTERRUPTED) {
       if (error) *error = local;
       return status;
@@ -193,6 +203,11 @@ static gb_status connected(tcp_store *s, gb_error *error) {
                       "rank 0 run, and may its port be reached from here?",
                       s->base.described, s->tried[0] ? " (tried " : "",
                       s->tried, s->tried[0] ? ")" : "", s->reason);
+    if (s->answered && gbi_now_ns() > gone_ns)
+      return gbi_fail(error, GB_ERR_CONNECT,
+                      "the job's store at %s is gone: %s. Rank 0 has ended, or "
+                      "went on without this rank",
+                      s->base.described, s->reason);
     GBI_TRY(gbi_store_pause(&s->wait, pause_ms, error));
   }
   return GB_OK;
@@ -374,7 +389,7 @@ static gb_status serve(tcp_store *s, const gbi_store_place *place,
 gb_status gbi_store_tcp_open(const gbi_store_params *params,
                              const gbi_store_place *place, bool serves,
                              gbi_store **store_p, gb_error *error) {
-  tcp_store *s = calloc(1, sizeof *s);
+  tcp_store *s = gbi_calloc(1, sizeof *s);
   if (!s) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a store");
   s->base.ops = &ops;
   s->fd = -1;

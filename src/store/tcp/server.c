@@ -6,6 +6,9 @@
  * A connection's request is parsed from the start whenever more bytes come, so
  * nothing of a half request is kept but its bytes. */
 #include "base/wire.h"
+#include "base/fault.h"
+#include "base/memory.h"
+#include "os/io.h"
 #include "os/net.h"
 #include "store/kinds.h"
 #include "store/tcp/protocol.h"
@@ -242,7 +245,7 @@ static verdict do_wait(gbi_tcp_server *s, conn *c, fields *f) {
   if (f->state != DONE) return f->state;
   if (c->wait_keys) return BROKEN; /* one WAIT at a time */
   c->wait_bytes = f->at - start;
-  c->wait_keys = malloc(c->wait_bytes + 1);
+  c->wait_keys = gbi_malloc(c->wait_bytes + 1);
   if (!c->wait_keys) return BROKEN;
   memcpy(c->wait_keys, f->data + start, c->wait_bytes);
   c->wait_left = n;
@@ -361,8 +364,8 @@ static void serve(gbi_tcp_server *s, conn *c) {
 
 static void flush(conn *c) {
   while (c->out_sent < c->out.used) {
-    ssize_t n = send(c->fd, c->out.data + c->out_sent,
-                     c->out.used - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n =
+        gbi_send(c->fd, c->out.data + c->out_sent, c->out.used - c->out_sent);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
       if (errno != EAGAIN) c->dead = true;
@@ -387,7 +390,7 @@ static void arm(gbi_tcp_server *s, conn *c) {
 static bool make_room(conn *c) {
   if (c->in_used < c->in_bytes) return true;
   size_t bytes = GBI_MIN(GBI_MAX(c->in_bytes * 2, 512), (size_t)REQUEST_MAX);
-  uint8_t *wider = bytes > c->in_bytes ? realloc(c->in, bytes) : NULL;
+  uint8_t *wider = bytes > c->in_bytes ? gbi_realloc(c->in, bytes) : NULL;
   if (!wider) return false;
   c->in = wider;
   c->in_bytes = bytes;
@@ -400,8 +403,7 @@ static void receive(gbi_tcp_server *s, conn *c) {
       c->dead = true;
       return;
     }
-    ssize_t n =
-        recv(c->fd, c->in + c->in_used, c->in_bytes - c->in_used, MSG_DONTWAIT);
+    ssize_t n = gbi_recv(c->fd, c->in + c->in_used, c->in_bytes - c->in_used);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0) {
@@ -419,7 +421,7 @@ static bool accept_all(gbi_tcp_server *s, int listen_fd) {
   while (s->conns_count < CONNECTIONS_MAX) {
     int fd = gbi_accept(listen_fd);
     if (fd < 0) return errno != EMFILE && errno != ENFILE;
-    conn *c = calloc(1, sizeof *c);
+    conn *c = gbi_calloc(1, sizeof *c);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
     if (!c || epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &event)) {
       free(c);
@@ -519,7 +521,9 @@ static gb_status start_thread(gbi_tcp_server *s, gb_error *error) {
   sigset_t all, old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
-  int code = pthread_create(&s->thread, NULL, run, s);
+  int code = GBI_FAULT("thread.start") == GBI_FAULT_FAIL
+                 ? EAGAIN
+                 : pthread_create(&s->thread, NULL, run, s);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (code)
     return gbi_fail(error, GB_ERR_SYSTEM, "could not start a thread: %s",
@@ -542,7 +546,7 @@ static void free_server(gbi_tcp_server *s) {
 gb_status gbi_tcp_server_start_all(const gbi_address *addresses, int count,
                                    gbi_tcp_server **server_p, int *port_p,
                                    gb_error *error) {
-  gbi_tcp_server *s = calloc(1, sizeof *s);
+  gbi_tcp_server *s = gbi_calloc(1, sizeof *s);
   if (!s || !gbi_table_init(&s->table)) {
     if (s) gbi_table_fini(&s->table);
     free(s);

@@ -1,6 +1,7 @@
 #include "store/tcp/table.h"
 
 #include "base/hmac.h"
+#include "base/memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 bool gbi_table_init(gbi_table *table) {
   memset(table, 0, sizeof *table);
   table->buckets_count = 256;
-  table->buckets = calloc(table->buckets_count, sizeof *table->buckets);
+  table->buckets = gbi_calloc(table->buckets_count, sizeof *table->buckets);
   return table->buckets &&
          gbi_random(&table->seed, sizeof table->seed, NULL) == GB_OK;
 }
@@ -52,7 +53,7 @@ gbi_entry *gbi_table_find(const gbi_table *table, gbi_slice key) {
 
 static void grow(gbi_table *table) {
   size_t wider = table->buckets_count * 2;
-  gbi_entry **buckets = calloc(wider, sizeof *buckets);
+  gbi_entry **buckets = gbi_calloc(wider, sizeof *buckets);
   if (!buckets) return; /* only slower */
   for (size_t i = 0; i < table->buckets_count; i++) {
     for (gbi_entry *at = table->buckets[i], *next; at; at = next) {
@@ -69,7 +70,7 @@ static void grow(gbi_table *table) {
 
 static gbi_entry *create(gbi_table *table, gbi_slice key, uint64_t hash) {
   if (table->count >= table->buckets_count) grow(table);
-  gbi_entry *entry = calloc(1, sizeof *entry + key.bytes);
+  gbi_entry *entry = gbi_calloc(1, sizeof *entry + key.bytes);
   if (!entry) return NULL;
   entry->hash = hash;
   entry->key_bytes = key.bytes;
@@ -90,7 +91,7 @@ static bool put(gbi_table *table, gbi_slice key, bool keep_old,
   size_t keep = entry && keep_old ? entry->value_bytes : 0;
   if (table->bytes + key.bytes + value.bytes > GBI_TABLE_BYTES_MAX)
     return false;
-  uint8_t *bytes = malloc(keep + value.bytes + 1);
+  uint8_t *bytes = gbi_malloc(keep + value.bytes + 1);
   if (!bytes) return false;
   if (!entry && !(entry = create(table, key, hash))) {
     free(bytes);

@@ -6,6 +6,7 @@
  * and the pieces of a message follow each other. Bells wake both sides; a link
  * does not notice a death, the job's control plane does. */
 #include "transport/shm/ring.h"
+#include "base/memory.h"
 #include "transport/transport.h"
 
 #include <inttypes.h>
@@ -122,7 +123,7 @@ static gb_status make_window(shm *t, gb_error *error) {
 static gb_status shm_open(const gbi_transport_params *params,
                           gbi_transport **transport_p, gb_error *error) {
   if (!shm_usable(params, error)) return GB_ERR_UNSUPPORTED;
-  shm *t = calloc(1, sizeof *t);
+  shm *t = gbi_calloc(1, sizeof *t);
   if (!t) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   t->transport.ops = &gbi_transport_shm;
   t->area = params->area;
@@ -131,7 +132,7 @@ static gb_status shm_open(const gbi_transport_params *params,
   t->rank = params->members[params->me].rank;
   t->ring_bytes = gbi_ring_bytes(1, DEPTH, SLOT_BYTES);
   t->window_bytes = t->ring_bytes * (size_t)(t->count - 1);
-  t->links = calloc((size_t)t->count, sizeof *t->links);
+  t->links = gbi_calloc((size_t)t->count, sizeof *t->links);
   gb_status status = t->links ? make_window(t, error)
                               : gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   if (status != GB_OK) {

@@ -11,7 +11,10 @@
  * connection was closed that way comes back. */
 #include "transport/tcp/tcp.h"
 
+#include "base/fault.h"
 #include "base/log.h"
+#include "base/memory.h"
+#include "os/io.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -135,10 +138,10 @@ static gb_status make_conns(gbi_tcp *t, gb_error *error) {
   size_t share = GBI_TCP_BUFFERS_BYTES / n & ~(size_t)63;
   t->buffer_bytes =
       GBI_MAX(GBI_MIN(share, GBI_TCP_BUFFER_MAX), GBI_TCP_BUFFER_MIN);
-  t->conns = calloc(n, sizeof *t->conns);
+  t->conns = gbi_calloc(n, sizeof *t->conns);
   /* Not malloc: the compiler would make calloc of it, whose pages are first
    * touched in a call. */
-  t->buffers = aligned_alloc(64, n * t->buffer_bytes);
+  t->buffers = gbi_aligned_alloc(64, n * t->buffer_bytes);
   if (!t->conns || !t->buffers)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for bridge \"tcp\"");
   memset(t->buffers, 0, n * t->buffer_bytes);
@@ -157,7 +160,7 @@ static gb_status make_conns(gbi_tcp *t, gb_error *error) {
 
 static gb_status make_setup(setup *s) {
   gbi_tcp *t = s->t;
-  s->peers = calloc((size_t)t->params.members_count, sizeof *s->peers);
+  s->peers = gbi_calloc((size_t)t->params.members_count, sizeof *s->peers);
   if (!s->peers)
     return gbi_fail(s->error, GB_ERR_MEMORY, "out of memory while connecting");
   return GB_OK;
@@ -168,9 +171,9 @@ static gb_status make_attempts(setup *s) {
   s->attempts_count = STRANGERS_MAX + t->conns_count +
                       t->params.members_count * GBI_TCP_CANDIDATES_MAX;
   size_t n = (size_t)s->attempts_count + GBI_TCP_CANDIDATES_MAX;
-  s->attempts = calloc(n, sizeof *s->attempts);
-  s->fds = calloc(n, sizeof *s->fds);
-  s->owners = calloc(n, sizeof *s->owners);
+  s->attempts = gbi_calloc(n, sizeof *s->attempts);
+  s->fds = gbi_calloc(n, sizeof *s->fds);
+  s->owners = gbi_calloc(n, sizeof *s->owners);
   if (!s->attempts || !s->fds || !s->owners)
     return gbi_fail(s->error, GB_ERR_MEMORY, "out of memory while connecting");
   for (int i = 0; i < s->attempts_count; i++) s->attempts[i].fd = -1;
@@ -249,10 +252,15 @@ static void start_attempt(setup *s, int member, int stream, int candidate) {
     note_failure(s, a, reason_text(errno, text, sizeof text));
     return;
   }
-  if (!connect(a->fd, (const void *)&to->sa, to->bytes)) {
+  int code = 0;
+  if (GBI_FAULT("sock.connect") == GBI_FAULT_FAIL)
+    code = ECONNREFUSED;
+  else if (connect(a->fd, (const void *)&to->sa, to->bytes))
+    code = errno;
+  if (!code) {
     greet_as_connector(s, a);
-  } else if (errno != EINPROGRESS && errno != EINTR) {
-    note_failure(s, a, reason_text(errno, text, sizeof text));
+  } else if (code != EINPROGRESS && code != EINTR) {
+    note_failure(s, a, reason_text(code, text, sizeof text));
     drop(a);
   }
 }
@@ -368,7 +376,7 @@ static void proven(setup *s, attempt *a) {
     return;
   }
   char go = GO;
-  if (send(a->fd, &go, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1)
+  if (gbi_send(a->fd, &go, 1) == 1)
     adopt(s, a);
   else
     drop(a);
@@ -376,7 +384,7 @@ static void proven(setup *s, attempt *a) {
 
 static void await_go(setup *s, attempt *a) {
   char go = 0;
-  ssize_t n = recv(a->fd, &go, 1, MSG_DONTWAIT);
+  ssize_t n = gbi_recv(a->fd, &go, 1);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n == 1 && go == GO && !is_up(s, a->member, a->stream)) {
     adopt(s, a);

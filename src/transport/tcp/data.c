@@ -8,6 +8,7 @@
 #include "transport/tcp/tcp.h"
 
 #include "base/log.h"
+#include "os/io.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -161,7 +162,7 @@ static bool send_some(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c,
   int first = c->head_left ? 0 : 1;
   struct msghdr message = {.msg_iov = iov + first,
                            .msg_iovlen = (size_t)((payload ? 2 : 1) - first)};
-  ssize_t n = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  ssize_t n = gbi_sendmsg(c->fd, &message, 0);
   if (n < 0) {
     if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
       break_by_errno(t, link, errno);
@@ -414,7 +415,7 @@ static ssize_t read_bytes(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c,
                           struct iovec *iov, int parts) {
   struct msghdr message = {.msg_iov = iov, .msg_iovlen = (size_t)parts};
   size_t wanted = iov[0].iov_len + (parts > 1 ? iov[1].iov_len : 0);
-  ssize_t n = recvmsg(c->fd, &message, MSG_DONTWAIT);
+  ssize_t n = gbi_recvmsg(c->fd, &message, 0);
   c->drained = n < (ssize_t)wanted;
   if (n == 0) at_end(t, link, c);
   if (n < 0 && errno != EAGAIN && errno != EINTR)

@@ -1,6 +1,8 @@
 /* The 64 bytes in front of every piece; docs/wire/tcp.md has the table. */
 #include "transport/tcp/tcp.h"
 
+#include "base/fault.h"
+
 #include <endian.h>
 #include <string.h>
 
@@ -44,6 +46,7 @@ const char *gbi_tcp_frame_read(const uint8_t raw[GBI_TCP_FRAME_BYTES],
                                gbi_tcp_frame *frame) {
   raw_frame in;
   memcpy(&in, raw, sizeof in);
+  if (gbi_decode_fault(&in, sizeof in)) return "a frame that a test broke";
   if (le32toh(in.magic) != MAGIC) return "a frame with a bad magic";
   if (in.version != VERSION) return "a frame of another version";
   if (in.type != TYPE_DATA) return "a frame of an unknown type";

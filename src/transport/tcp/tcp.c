@@ -1,6 +1,7 @@
 #include "transport/tcp/tcp.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -153,10 +154,11 @@ static gb_status copy_params(gbi_tcp *t, const gbi_transport_params *params,
                              gb_error *error) {
   size_t n = (size_t)params->members_count;
   t->params = *params;
-  t->members = malloc(n * sizeof *t->members);
-  t->links = calloc(n, sizeof *t->links);
+  t->members = gbi_malloc(n * sizeof *t->members);
+  t->links = gbi_calloc(n, sizeof *t->links);
   /* Touched here, so that no call meets a fresh page. */
-  t->scratch = aligned_alloc(64, GBI_TCP_SCRATCH_LEAD + GBI_TCP_SCRATCH_BYTES);
+  t->scratch =
+      gbi_aligned_alloc(64, GBI_TCP_SCRATCH_LEAD + GBI_TCP_SCRATCH_BYTES);
   if (!t->members || !t->links || !t->scratch)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for bridge \"tcp\"");
   memset(t->scratch, 0, GBI_TCP_SCRATCH_LEAD + GBI_TCP_SCRATCH_BYTES);
@@ -174,7 +176,7 @@ static gb_status copy_params(gbi_tcp *t, const gbi_transport_params *params,
 
 static gb_status open_transport(const gbi_transport_params *params,
                                 gbi_transport **transport_p, gb_error *error) {
-  gbi_tcp *t = calloc(1, sizeof *t);
+  gbi_tcp *t = gbi_calloc(1, sizeof *t);
   if (!t)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for bridge \"tcp\"");
   t->base.ops = &gbi_transport_tcp;
