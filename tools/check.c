@@ -239,14 +239,25 @@ static void print_layout(const checker *c) {
          info.policy);
 }
 
-static int check_in_job(const char *policy, const char *bridge, size_t count) {
+static void print_fact(void *arg, const char *name, const char *value) {
+  printf("rank %d: %s %s\n", *(int *)arg, name, value);
+}
+
+typedef struct check_options {
+  const char *islands, *policy, *bridge, *init_method;
+  long count, timeout_s;
+  bool verbose;
+} check_options;
+
+static int check_in_job(const check_options *o) {
   gb_job_params params = GB_JOB_PARAMS_INIT;
   gb_error error = {.text = ""};
-  checker c = {.count = count};
+  checker c = {.count = (size_t)o->count};
   long failures = 0;
-  params.timeout_ms = 60000;
-  params.policy = policy;
-  params.bridge = bridge;
+  params.timeout_ms = (uint64_t)o->timeout_s * 1000;
+  params.policy = o->policy;
+  params.bridge = o->bridge;
+  params.init_method = o->init_method;
   gb_status status = gb_job_open(&params, &c.job, &error);
   if (status == GB_OK) {
     gb_job_info info = {.size = sizeof info};
@@ -256,6 +267,7 @@ static int check_in_job(const char *policy, const char *bridge, size_t count) {
     c.group = gb_job_world(c.job);
     print_layout(&c);
     status = check_all(&c, &failures, &error);
+    if (o->verbose) gb_job_telemetry(c.job, print_fact, &c.rank);
     (void)gb_job_close(c.job, NULL);
   }
   if (status != GB_OK) {
@@ -275,39 +287,18 @@ static void usage(FILE *out) {
           "  --islands LIST  layout to launch (default nvidia:2,amd:2)\n"
           "  --policy NAME   (default auto)\n"
           "  --bridge NAME   (default: GPUBRIDGE_BRIDGE, else auto)\n"
-          "  --count N       elements per rank (default 4099)\n");
+          "  --count N       elements per rank (default 4099)\n"
+          "  --timeout S     seconds for joining and for each call (default "
+          "60)\n"
+          "  --init METHOD   env://, tcp://host:port or file:///path\n"
+          "  --verbose       facts and counters of every rank at the end\n");
 }
 
-int tool_check(int argc, char **argv) {
-  static const struct option options[] = {
-      {"islands", required_argument, NULL, 'i'},
-      {"policy", required_argument, NULL, 'p'},
-      {"bridge", required_argument, NULL, 'b'},
-      {"count", required_argument, NULL, 'c'},
-      {"help", no_argument, NULL, 'h'},
-      {0}};
-  const char *islands = "nvidia:2,amd:2", *policy = NULL, *bridge = NULL;
-  long count = 4099;
-  int c;
-  while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-    switch (c) {
-      case 'i': islands = optarg; break;
-      case 'p': policy = optarg; break;
-      case 'b': bridge = optarg; break;
-      case 'c': count = strtol(optarg, NULL, 10); break;
-      case 'h': usage(stdout); return 0;
-      default: usage(stderr); return EXIT_USAGE;
-    }
-  }
-  if (count < 1 || count > 1L << 28) {
-    usage(stderr);
-    return EXIT_USAGE;
-  }
-  if (getenv("RANK")) return check_in_job(policy, bridge, (size_t)count);
+/* The same command, once per rank: it finds RANK set then. */
+static int launch_myself(const check_options *o, int argc, char **argv) {
   static tool_rank ranks[RANKS_MAX];
-  int world = tool_parse_islands(islands, ranks, RANKS_MAX);
+  int world = tool_parse_islands(o->islands, ranks, RANKS_MAX);
   if (world < 0) return EXIT_USAGE;
-  /* The same command, once per rank: it finds RANK set then. */
   char self[4096];
   ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
   if (n < 0) {
@@ -317,9 +308,44 @@ int tool_check(int argc, char **argv) {
   }
   self[n] = 0;
   char **program = calloc((size_t)argc + 2, sizeof *program);
+  if (!program) return 1;
   program[0] = self;
   for (int i = 0; i < argc; i++) program[i + 1] = argv[i];
   int code = tool_launch(ranks, world, 0, 5, false, program);
   free(program);
   return code;
+}
+
+int tool_check(int argc, char **argv) {
+  static const struct option options[] = {
+      {"islands", required_argument, NULL, 'i'},
+      {"policy", required_argument, NULL, 'p'},
+      {"bridge", required_argument, NULL, 'b'},
+      {"count", required_argument, NULL, 'c'},
+      {"timeout", required_argument, NULL, 't'},
+      {"init", required_argument, NULL, 'm'},
+      {"verbose", no_argument, NULL, 'v'},
+      {"help", no_argument, NULL, 'h'},
+      {0}};
+  check_options o = {
+      .islands = "nvidia:2,amd:2", .count = 4099, .timeout_s = 60};
+  int c;
+  while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+    switch (c) {
+      case 'i': o.islands = optarg; break;
+      case 'p': o.policy = optarg; break;
+      case 'b': o.bridge = optarg; break;
+      case 'm': o.init_method = optarg; break;
+      case 'c': o.count = strtol(optarg, NULL, 10); break;
+      case 't': o.timeout_s = strtol(optarg, NULL, 10); break;
+      case 'v': o.verbose = true; break;
+      case 'h': usage(stdout); return 0;
+      default: usage(stderr); return EXIT_USAGE;
+    }
+  }
+  if (o.count < 1 || o.count > 1L << 28 || o.timeout_s < 1) {
+    usage(stderr);
+    return EXIT_USAGE;
+  }
+  return getenv("RANK") ? check_in_job(&o) : launch_myself(&o, argc, argv);
 }

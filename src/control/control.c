@@ -106,7 +106,7 @@ static void on_gathered(void *owner) {
 
 /* Rank 0 talks to itself over a pair of sockets, so that all its own calls go
  * the way that everybody's go. */
-static gb_status open_server(gbi_control *c, gbi_address *list, int count,
+static gb_status open_server(gbi_control *c, gbi_address *list, int *count_p,
                              gb_error *error) {
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
@@ -127,7 +127,7 @@ static gb_status open_server(gbi_control *c, gbi_address *list, int count,
       .arg = c->params.arg,
       .owner = c,
   };
-  return gbi_server_open(&params, list, count, &c->server, error);
+  return gbi_server_open(&params, list, count_p, &c->server, error);
 }
 
 static gb_status open_rank0(gbi_control *c, gb_error *error) {
@@ -137,7 +137,7 @@ static gb_status open_rank0(gbi_control *c, gb_error *error) {
   GBI_TRY(gbi_control_new_auth(c, error));
   if (c->world > 1)
     gbi_control_addresses(c, list, &count, chosen, sizeof chosen);
-  GBI_TRY(open_server(c, list, count, error));
+  GBI_TRY(open_server(c, list, &count, error));
   c->who0 = c->who;
   GBI_TRY(watch_link(c, error));
   GBI_TRY(start_thread(c, error));

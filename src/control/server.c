@@ -667,8 +667,24 @@ static gb_status listen_on(gbi_server *s, gbi_address *address,
   return GB_OK;
 }
 
+/* Keeps the addresses that could be bound. */
+static gb_status listen_on_all(gbi_server *s, gbi_address *list, int *count_p,
+                               gb_error *error) {
+  gb_status status = GB_OK;
+  int good = 0;
+  for (int i = 0; i < *count_p; i++) {
+    status = listen_on(s, &list[i], error);
+    if (status == GB_ERR_CONNECT) continue;
+    if (status != GB_OK) return status;
+    list[good++] = list[i];
+  }
+  *count_p = good;
+  return good ? GB_OK : status;
+}
+
 gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
-                          int count, gbi_server **server_p, gb_error *error) {
+                          int *count_p, gbi_server **server_p,
+                          gb_error *error) {
   gbi_server *s = gbi_calloc(1, sizeof *s);
   if (s) s->members = gbi_calloc((size_t)params->world, sizeof *s->members);
   if (s && s->members) {
@@ -689,9 +705,7 @@ gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
   atomic_store(&s->untold, params->world - 1);
   s->gather_deadline_ns = params->deadline_ns;
   arm(s, s->own);
-  gb_status status = GB_OK;
-  for (int i = 0; status == GB_OK && i < count; i++)
-    status = listen_on(s, &list[i], error);
+  gb_status status = listen_on_all(s, list, count_p, error);
   if (status != GB_OK) {
     gbi_server_close(s);
     return status;

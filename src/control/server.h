@@ -29,10 +29,11 @@ typedef struct gbi_server_params {
 
 typedef struct gbi_server gbi_server;
 
-/* open and close: before the thread starts, after it ended. Listens on every
- * address of the list and puts the bound ones in their place. */
+/* open and close: before the thread starts, after it ended. Listens on the
+ * addresses of the list and leaves the bound ones in it: one that cannot be
+ * bound (it has just gone, or is tentative) is dropped while another is left. */
 gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
-                          int count, gbi_server **server_p, gb_error *error);
+                          int *count_p, gbi_server **server_p, gb_error *error);
 void gbi_server_close(gbi_server *server);
 
 void gbi_server_event(gbi_server *server, gbi_watch *watch, uint32_t events);

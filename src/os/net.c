@@ -236,11 +236,17 @@ gb_status gbi_interface_addresses(const char *variable, const char *name,
     if (at->ifa_addr->sa_family == AF_INET)
       add_address(list, count_p, at->ifa_addr);
   }
-  for (struct ifaddrs *at = all; at; at = at->ifa_next) {
-    if (strcmp(at->ifa_name, name) || !at->ifa_addr) continue;
-    if (at->ifa_addr->sa_family == AF_INET6 && (at->ifa_flags & IFF_UP))
-      add_address(list, count_p, at->ifa_addr);
-  }
+  /* Link-local addresses are good on one cable only: a last resort. */
+  for (int local = 0; local < 2; local++)
+    for (struct ifaddrs *at = all; at; at = at->ifa_next) {
+      if (strcmp(at->ifa_name, name) || !at->ifa_addr) continue;
+      if (at->ifa_addr->sa_family != AF_INET6 || !(at->ifa_flags & IFF_UP))
+        continue;
+      const struct sockaddr_in6 *in6 = (const void *)at->ifa_addr;
+      bool is_local = IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr);
+      if (is_local == (local == 1) && !(local && *count_p))
+        add_address(list, count_p, at->ifa_addr);
+    }
   gb_status status = GB_OK;
   if (!exists)
     status = refuse_interface(variable, name, all, error);
