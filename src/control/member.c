@@ -199,6 +199,8 @@ static void rank0_gone(gbi_control *c, gb_status status, const char *how) {
                 how);
   if (!c->rank0_left && !c->left_acked) gbi_control_fail_locked(c, &error);
   c->link_down = true;
+  /* Closing does not end the watch while a forked child holds a copy. */
+  epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->link.fd, NULL);
   gbi_channel_fini(&c->link); /* rank 0 may wait for our end */
   pthread_cond_broadcast(&c->changed);
   pthread_mutex_unlock(&c->lock);

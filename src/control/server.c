@@ -115,6 +115,9 @@ static void sweep(gbi_server *s) {
     *at = c->next;
     if (c->rank >= 0 && s->members[c->rank].conn == c)
       s->members[c->rank].conn = NULL;
+    /* Closing does not end the watch while a forked child holds a copy. */
+    if (c->events)
+      epoll_ctl(s->params.epoll_fd, EPOLL_CTL_DEL, c->channel.fd, NULL);
     gbi_channel_fini(&c->channel);
     free(c);
   }

@@ -444,6 +444,9 @@ static bool accept_all(gbi_tcp_server *s, int listen_fd) {
 static void discard(gbi_tcp_server *s, conn *c) {
   if (!c->valid) s->greeting_count--;
   s->conns_count--;
+  /* Closing alone ends neither for as long as a forked child holds a copy. */
+  epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+  shutdown(c->fd, SHUT_RDWR);
   close(c->fd);
   free(c->in);
   free(c->wait_keys);

@@ -66,9 +66,15 @@ static void fail_pending(gbi_tcp_link *link, gb_status status) {
   link->recv_tail = &link->recv_head;
 }
 
-static void close_conns(gbi_tcp_link *link) {
+static void close_conns(gbi_tcp *t, gbi_tcp_link *link) {
   for (int i = 0; i < link->streams; i++) {
-    if (link->conns[i].fd >= 0) close(link->conns[i].fd);
+    /* Closing alone ends neither for as long as a forked child holds a copy. */
+    if (link->conns[i].armed)
+      epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, link->conns[i].fd, NULL);
+    if (link->conns[i].fd >= 0) {
+      shutdown(link->conns[i].fd, SHUT_RDWR);
+      close(link->conns[i].fd);
+    }
     link->conns[i].fd = -1;
     link->conns[i].armed = 0;
     link->conns[i].eof = true;
@@ -88,7 +94,7 @@ static void break_link(gbi_tcp *t, gbi_tcp_link *link, gb_status status,
                   reason);
   }
   fail_pending(link, link->status);
-  close_conns(link);
+  close_conns(t, link);
 }
 
 static void break_by_errno(gbi_tcp *t, gbi_tcp_link *link, int code) {
