@@ -51,7 +51,11 @@ static void pop(gbi_channel *channel) {
 void gbi_channel_fini(gbi_channel *channel) {
   while (channel->head) pop(channel);
   free(channel->in);
-  if (channel->fd >= 0) close(channel->fd);
+  if (channel->fd >= 0) {
+    /* A forked child may hold a copy: the other side is to see the end. */
+    shutdown(channel->fd, SHUT_RDWR);
+    close(channel->fd);
+  }
   *channel = (gbi_channel){.fd = -1};
 }
 

@@ -438,6 +438,7 @@ int gbi_accept(int listen_fd) {
 
 void gbi_close_watched(int epoll_fd, int fd) {
   (void)epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+  (void)shutdown(fd, SHUT_RDWR);
   close(fd);
 }
 

@@ -33,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
 VENDORS = ["nvidia", "nvidia", "amd", "amd"]
+TIMEOUT_MS = 5000  # of the job
 DEADLINE_S = 25
 # Which times a place is made to fail: all first ones, then ever fewer.
 SPREAD = [1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28, 37, 49, 65, 86, 114, 151, 200,
@@ -107,7 +108,7 @@ def start_ranks(binary, series, nth, folder, mark):
         out = open(folder / f"out{rank}", "wb")
         processes.append(
             subprocess.Popen(
-                [binary], env=env, cwd=folder / "work", stdin=subprocess.DEVNULL,
+                [binary, "2", str(TIMEOUT_MS)], env=env, cwd=folder / "work", stdin=subprocess.DEVNULL,
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )
         )
