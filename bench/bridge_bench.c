@@ -111,6 +111,21 @@ static void exchange_raw(size_t bytes) {
   }
 }
 
+/* One way of a round trip of 4 bytes, by a receiver that never sleeps. */
+static double ping_us(int trips) {
+  char word[4] = {0};
+  meet();
+  uint64_t begin = gbi_now_ns();
+  for (int i = 0; i < 2 * trips; i++) {
+    if (i % 2 == me && send(raw_fd, word, 4, MSG_NOSIGNAL) != 4)
+      die("cannot ping");
+    if (i % 2 == me) continue;
+    while (recv(raw_fd, word, 4, MSG_DONTWAIT) != 4)
+      if (errno != EAGAIN) die("cannot take a ping");
+  }
+  return (double)(gbi_now_ns() - begin) / 1e3 / (2.0 * trips);
+}
+
 /* ---- The bridge ---- */
 
 static void open_bridge(void) {
@@ -248,6 +263,9 @@ int main(int argc, char **argv) {
   memset(other, 1, most);
   open_raw();
   open_bridge();
+  double pings[ROUNDS_MAX];
+  for (int i = 0; i < rounds; i++) pings[i] = ping_us(200);
+  if (!me) printf("ping %.2f us one way\n", median(pings, rounds));
   if (!me)
     printf("%10s %12s %10s %12s %10s %8s %8s\n", "bytes", "raw wall us",
            "cpu us", "bridge wall", "cpu us", "wall x", "cpu x");

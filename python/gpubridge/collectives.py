@@ -99,9 +99,13 @@ def check_pair(large_name, large, small_name, small, world):
         )
 
 
+# Value of a caller that drops the Work of a sync call: none is made.
+NO_WORK = object()
+
+
 def submit(call, tensors, value, is_async, then=None):
-    """Runs one call of the job. `call(is_async)` gives the library's handle,
-    or None when it was sync; `tensors` are kept until it is done."""
+    """Runs one call of the job. `call(job, is_async)` gives the library's
+    handle, or None when it was sync; `tensors` are kept until it is done."""
     session = current()
     if is_async:
         session.need_worker()
@@ -111,6 +115,8 @@ def submit(call, tensors, value, is_async, then=None):
     elif then is not None:
         then()
         then = None
+    if value is NO_WORK:
+        return None
     return Work(core, value, then)
 
 
@@ -168,8 +174,8 @@ def run_reduce_scatter(output, input, op, is_async, value=None):
     )
 
 
-def run_barrier(is_async):
-    return submit(lambda job, flag: job.barrier(flag), (), None, is_async)
+def run_barrier(is_async, value=None):
+    return submit(lambda job, flag: job.barrier(flag), (), value, is_async)
 
 
 # ---- the public functions ----
@@ -186,8 +192,7 @@ def all_reduce(tensor, op=ReduceOp.SUM, *, async_op=False):
     code = op_code(op)
     check_tensor(tensor)
     check_average(code, tensor)
-    work = run_all_reduce(tensor, code, async_op)
-    return work if async_op else None
+    return run_all_reduce(tensor, code, async_op, None if async_op else NO_WORK)
 
 
 def broadcast(tensor, src, *, async_op=False):
@@ -196,16 +201,14 @@ def broadcast(tensor, src, *, async_op=False):
     if not 0 <= src < world:
         raise ValueError(f"src is {src}, but must be from 0 to {world - 1}")
     check_tensor(tensor)
-    work = run_broadcast(tensor, src, async_op)
-    return work if async_op else None
+    return run_broadcast(tensor, src, async_op, None if async_op else NO_WORK)
 
 
 def all_gather_into_tensor(output, input, *, async_op=False):
     """Rank r's `input` becomes row r of `output`, in global rank order."""
     world = current().topology.world_size
     check_pair("output", output, "input", input, world)
-    work = run_all_gather(output, input, async_op)
-    return work if async_op else None
+    return run_all_gather(output, input, async_op, None if async_op else NO_WORK)
 
 
 def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, *, async_op=False):
@@ -216,11 +219,9 @@ def reduce_scatter_tensor(output, input, op=ReduceOp.SUM, *, async_op=False):
         raise ValueError(f"reduce_scatter_tensor takes SUM or AVG, not {op}")
     check_pair("input", input, "output", output, world)
     check_average(code, input)
-    work = run_reduce_scatter(output, input, code, async_op)
-    return work if async_op else None
+    return run_reduce_scatter(output, input, code, async_op, None if async_op else NO_WORK)
 
 
 def barrier(*, async_op=False):
     """Returns on no rank before every rank has called it."""
-    work = run_barrier(async_op)
-    return work if async_op else None
+    return run_barrier(async_op, None if async_op else NO_WORK)

@@ -16,6 +16,9 @@ def _milliseconds(timeout):
     return max(int(timeout * 1000), 1) if timeout > 0 else 0
 
 
+_futures_lock = threading.Lock()
+
+
 class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
     """One collective. ``core`` is the library's handle, None when it was done
     before this object was made; ``value`` is what the future holds."""
@@ -27,11 +30,14 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         self._then = then  # runs once, after success, on whoever waits first
         self._error = None
         self._future = None
-        self._lock = threading.Lock()
+        # Most works have nothing to run: they need no lock of their own.
+        self._then_lock = threading.Lock() if then is not None else None
 
     def _finish(self):
         """Called when the library is done with it."""
-        with self._lock:
+        if self._then_lock is None:
+            return
+        with self._then_lock:
             then, self._then = self._then, None
             if then is not None:
                 then()
@@ -94,7 +100,7 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         to fail a future for C++ too. ``Future.set_exception`` would store the
         exception as a value, which crashes DDP's reducer.
         """
-        with self._lock:
+        with _futures_lock:
             if self._future is None:
                 done = torch.futures.Future()
                 self._future = done.then(self._outcome)

@@ -13,6 +13,7 @@
 #include <string.h>
 
 enum { DEFAULT_TIMEOUT_MS = 30 * 60 * 1000, GOODBYE_MS = 5000 };
+enum { ONE_HOST_CHUNK_BYTES = 256 * 1024 };
 enum { COMM_ADDRESS_MAX = 8192, HOST_ADDRESS_MAX = 512 };
 
 /* Jobs that are open in this process; closed by the exit handler. */
@@ -362,10 +363,22 @@ static gb_status connect_comms(opener *o, gb_error *error) {
   return status;
 }
 
+/* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
+ * should still be in the cache when it goes over the bridge and is handed out.
+ * A function of what all ranks agreed on, so that all cut alike. */
+static uint64_t chunk_bytes(const gbi_topology *topology) {
+  uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
+  /* Nothing to hand out: the bridge cuts pieces of its own. */
+  if (topology->islands_count == topology->world) return chunk;
+  for (int r = 1; r < topology->world; r++)
+    if (topology->host_of[r] != topology->host_of[0]) return chunk;
+  return GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+}
+
 static gb_status open_world(opener *o, gb_error *error) {
   gb_job *job = o->job;
   const gbi_discovery *d = job->discovery;
-  uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
+  uint64_t chunk = chunk_bytes(d->topology);
   const gbi_policy_ops *policy = gbi_policy_find(d->policy);
   int *members = gbi_malloc(sizeof *members * (size_t)job->world);
   if (!members) return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");

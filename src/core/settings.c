@@ -53,7 +53,8 @@ const gbi_setting gbi_core_settings[] = {
      .min = 8,
      .max = INT64_C(1) << 40,
      .multiple = 8,
-     .help = "unit in which a collective is pipelined"},
+     .help = "unit in which a collective is pipelined; at most 256K when all "
+             "ranks share a host"},
     {.name = "GPUBRIDGE_PINNED_STAGING",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,
