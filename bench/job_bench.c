@@ -1,5 +1,6 @@
-/* Collectives of a whole job through the public functions, as one line of JSON
- * a size on rank 0. Started by `gpubridge run`, which gives each rank its place.
+/* Collectives of a whole job through the public functions, as one line of
+ * JSON a size on rank 0. Started by `gpubridge run`, which gives each rank its
+ * place.
  *
  *   job_bench [--memory] [BYTES ...]
  *

@@ -31,7 +31,7 @@ typedef struct gbi_server gbi_server;
 
 /* open and close: before the thread starts, after it ended. Listens on the
  * addresses of the list and leaves the bound ones in it: one that cannot be
- * bound (it has just gone, or is tentative) is dropped while another is left. */
+ * bound (just gone, or tentative) is dropped while another is left. */
 gb_status gbi_server_open(const gbi_server_params *params, gbi_address *list,
                           int *count_p, gbi_server **server_p, gb_error *error);
 void gbi_server_close(gbi_server *server);

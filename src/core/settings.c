@@ -47,7 +47,7 @@ const gbi_setting gbi_core_settings[] = {
      .help = "for tests: split a single-vendor job in two islands; yes means "
              "half"},
     {.name = "GPUBRIDGE_CHUNK_BYTES",
-     .default_value = "4M",
+     .default_value = "1M",
      .kind = GBI_SETTING_SIZE,
      .must_agree = true,
      .min = 8,

@@ -106,7 +106,7 @@ enum { MID_FLIGHT_COUNT = 64 << 20 };
   GB_TEST(death, name, .ranks = 2, .vendors = "na", .expect = "0k",            \
           .timeout_ms = 120000) {                                              \
     setenv("GPUBRIDGE_BRIDGE", "tcp", 1);                                      \
-    kill_case(1, MID_FLIGHT_COUNT, ms);                                                \
+    kill_case(1, MID_FLIGHT_COUNT, ms);                                        \
   }
 MID_FLIGHT(mid_flight_20, 20)
 MID_FLIGHT(mid_flight_90, 90)

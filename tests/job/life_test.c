@@ -95,7 +95,7 @@ static void disagree(int odd, const char *name, const char *value) {
   GB_CHECK_TEXT(error.text, who);
 }
 GB_TEST(life, chunk_differs, .ranks = 4, .vendors = "nnaa") {
-  disagree(3, "GPUBRIDGE_CHUNK_BYTES", "1M");
+  disagree(3, "GPUBRIDGE_CHUNK_BYTES", "2M");
 }
 GB_TEST(life, streams_differ, .ranks = 4, .vendors = "nnaa") {
   disagree(2, "GPUBRIDGE_MULTITCP_STREAMS", "2");

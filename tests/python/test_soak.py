@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT, free_port
 
 JOB = ROOT / "build/bin/torture_job"
