@@ -184,7 +184,7 @@ def check_calls(outcome, outputs):
     """A rank that failed in call k never came to what is after k."""
     trails = [trail(o) for o in outputs]
     last = []
-    for (good, failed), code in zip(trails, outcome.codes):
+    for (good, failed), code in zip(trails, outcome.codes, strict=True):
         if failed:
             last.append(int(failed[1]) if int(failed[1]) >= 0 else -1)
         elif code != 0:
