@@ -182,84 +182,68 @@ static PyObject *finish(PyObject *self, gb_status status, gb_work *work,
   Py_RETURN_NONE;
 }
 
-static PyObject *job_all_reduce(PyObject *self, PyObject *const *args,
-                                Py_ssize_t given) {
-  unsigned long long n[5];
+enum { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, BARRIER };
+
+/* One call with the numbers of its method's line in job_methods; the last one
+ * says whether it is async. Runs without the GIL. */
+static gb_status call(gb_job *job, int kind, const unsigned long long *n,
+                      gb_work **work, gb_error *error) {
+  gb_group *group = gb_job_world(job);
+  gb_buffer one = buffer_of(n[0], n[1], n[2]);
+  gb_buffer output = buffer_of(n[0], n[1], n[4]);
+  gb_buffer input = buffer_of(n[2], n[3], n[4]);
+  switch (kind) {
+    case ALL_REDUCE:
+      return gb_all_reduce(group, &one, (gb_redop)n[3], n[4] ? work : NULL,
+                           error);
+    case BROADCAST:
+      return gb_broadcast(group, &one, (int)n[3], n[4] ? work : NULL, error);
+    case ALL_GATHER:
+      return gb_all_gather(group, &output, &input, n[5] ? work : NULL, error);
+    case REDUCE_SCATTER:
+      return gb_reduce_scatter(group, &output, &input, (gb_redop)n[5],
+                               n[6] ? work : NULL, error);
+    default: return gb_barrier(group, n[0] ? work : NULL, error);
+  }
+}
+
+static PyObject *run(PyObject *self, int kind, PyObject *const *args,
+                     Py_ssize_t given, Py_ssize_t wanted) {
+  unsigned long long n[7] = {0};
   gb_job *job = job_of(self);
-  if (!job || read_numbers(args, given, 5, n) < 0) return NULL;
-  gb_buffer buffer = buffer_of(n[0], n[1], n[2]);
+  if (!job || read_numbers(args, given, wanted, n) < 0) return NULL;
   gb_work *work = NULL;
   gb_status status;
   gb_error error;
   Py_BEGIN_ALLOW_THREADS;
-  status = gb_all_reduce(gb_job_world(job), &buffer, (gb_redop)n[3],
-                         n[4] ? &work : NULL, &error);
+  status = call(job, kind, n, &work, &error);
   Py_END_ALLOW_THREADS;
   return finish(self, status, work, &error);
+}
+
+static PyObject *job_all_reduce(PyObject *self, PyObject *const *args,
+                                Py_ssize_t given) {
+  return run(self, ALL_REDUCE, args, given, 5);
 }
 
 static PyObject *job_broadcast(PyObject *self, PyObject *const *args,
                                Py_ssize_t given) {
-  unsigned long long n[5];
-  gb_job *job = job_of(self);
-  if (!job || read_numbers(args, given, 5, n) < 0) return NULL;
-  gb_buffer buffer = buffer_of(n[0], n[1], n[2]);
-  gb_work *work = NULL;
-  gb_status status;
-  gb_error error;
-  Py_BEGIN_ALLOW_THREADS;
-  status = gb_broadcast(gb_job_world(job), &buffer, (int)n[3],
-                        n[4] ? &work : NULL, &error);
-  Py_END_ALLOW_THREADS;
-  return finish(self, status, work, &error);
+  return run(self, BROADCAST, args, given, 5);
 }
 
 static PyObject *job_all_gather(PyObject *self, PyObject *const *args,
                                 Py_ssize_t given) {
-  unsigned long long n[6];
-  gb_job *job = job_of(self);
-  if (!job || read_numbers(args, given, 6, n) < 0) return NULL;
-  gb_buffer output = buffer_of(n[0], n[1], n[4]);
-  gb_buffer input = buffer_of(n[2], n[3], n[4]);
-  gb_work *work = NULL;
-  gb_status status;
-  gb_error error;
-  Py_BEGIN_ALLOW_THREADS;
-  status = gb_all_gather(gb_job_world(job), &output, &input,
-                         n[5] ? &work : NULL, &error);
-  Py_END_ALLOW_THREADS;
-  return finish(self, status, work, &error);
+  return run(self, ALL_GATHER, args, given, 6);
 }
 
 static PyObject *job_reduce_scatter(PyObject *self, PyObject *const *args,
                                     Py_ssize_t given) {
-  unsigned long long n[7];
-  gb_job *job = job_of(self);
-  if (!job || read_numbers(args, given, 7, n) < 0) return NULL;
-  gb_buffer output = buffer_of(n[0], n[1], n[4]);
-  gb_buffer input = buffer_of(n[2], n[3], n[4]);
-  gb_work *work = NULL;
-  gb_status status;
-  gb_error error;
-  Py_BEGIN_ALLOW_THREADS;
-  status = gb_reduce_scatter(gb_job_world(job), &output, &input,
-                             (gb_redop)n[5], n[6] ? &work : NULL, &error);
-  Py_END_ALLOW_THREADS;
-  return finish(self, status, work, &error);
+  return run(self, REDUCE_SCATTER, args, given, 7);
 }
 
 static PyObject *job_barrier(PyObject *self, PyObject *const *args,
                              Py_ssize_t given) {
-  unsigned long long n[1];
-  gb_job *job = job_of(self);
-  if (!job || read_numbers(args, given, 1, n) < 0) return NULL;
-  gb_work *work = NULL;
-  gb_status status;
-  gb_error error;
-  Py_BEGIN_ALLOW_THREADS;
-  status = gb_barrier(gb_job_world(job), n[0] ? &work : NULL, &error);
-  Py_END_ALLOW_THREADS;
-  return finish(self, status, work, &error);
+  return run(self, BARRIER, args, given, 1);
 }
 
 static PyObject *job_serve(PyObject *self, PyObject *unused) {

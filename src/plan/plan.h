@@ -63,6 +63,9 @@ typedef struct gbi_ref {
   uint8_t place;
   uint64_t offset;
 } gbi_ref;
+static inline gbi_ref gbi_ref_to(gbi_place place, uint64_t offset) {
+  return (gbi_ref){(uint8_t)place, offset};
+}
 
 typedef struct gbi_step {
   uint8_t resource, verb, phase;

@@ -11,10 +11,6 @@ static bool fits(const gbi_topology *topology) {
   return true;
 }
 
-static gbi_ref ref(int place, uint64_t offset) {
-  return (gbi_ref){(uint8_t)place, offset};
-}
-
 static uint32_t add_broadcast(gbi_plan *plan, int root, gbi_ref src,
                               gbi_ref dst, uint64_t count, uint32_t from,
                               uint32_t n) {
@@ -45,16 +41,17 @@ static void fold_range(const gbi_policy_env *env, gbi_plan *plan,
   for (uint64_t at = 0; at < count; at += chunk) {
     uint64_t n = GBI_MIN(chunk, count - at);
     uint32_t before = plan->count, waits = before - previous;
-    gbi_step copy = {.resource = GBI_ON_RANK,
-                     .verb = GBI_DO_COPY,
-                     .src = ref(GBI_IN, in_at + at),
-                     .dst = ref(GBI_SCRATCH, (uint64_t)env->rank * n * bytes),
-                     .count = n};
+    gbi_step copy = {
+        .resource = GBI_ON_RANK,
+        .verb = GBI_DO_COPY,
+        .src = gbi_ref_to(GBI_IN, in_at + at),
+        .dst = gbi_ref_to(GBI_SCRATCH, (uint64_t)env->rank * n * bytes),
+        .count = n};
     copy.deps[0].from = previous;
     copy.deps[0].count = waits;
     gbi_plan_add(plan, &copy);
     for (int r = 0; r < env->topology->world; r++) {
-      gbi_ref row = ref(GBI_SCRATCH, (uint64_t)r * n * bytes);
+      gbi_ref row = gbi_ref_to(GBI_SCRATCH, (uint64_t)r * n * bytes);
       add_broadcast(plan, r, row, row, n, previous,
                     r == env->rank ? waits + 1 : waits);
     }
@@ -62,8 +59,8 @@ static void fold_range(const gbi_policy_env *env, gbi_plan *plan,
     if (!keep) continue;
     gbi_step fold = {.resource = GBI_ON_RANK,
                      .verb = GBI_DO_FOLD,
-                     .src = ref(GBI_SCRATCH, 0),
-                     .dst = ref(GBI_OUT, out_at + at),
+                     .src = gbi_ref_to(GBI_SCRATCH, 0),
+                     .dst = gbi_ref_to(GBI_OUT, out_at + at),
                      .count = n};
     fold.deps[0].from = before;
     fold.deps[0].count = plan->count - before;
@@ -76,12 +73,12 @@ static void plan_all_gather(const gbi_policy_env *env, gbi_plan *plan) {
   uint64_t row = plan->coll.count;
   gbi_step copy = {.resource = GBI_ON_RANK,
                    .verb = GBI_DO_COPY,
-                   .src = ref(GBI_IN, 0),
-                   .dst = ref(GBI_OUT, (uint64_t)env->rank * row),
+                   .src = gbi_ref_to(GBI_IN, 0),
+                   .dst = gbi_ref_to(GBI_OUT, (uint64_t)env->rank * row),
                    .count = row};
   uint32_t copied = gbi_plan_add(plan, &copy);
   for (int r = 0; r < env->topology->world; r++) {
-    gbi_ref at = ref(GBI_OUT, (uint64_t)r * row);
+    gbi_ref at = gbi_ref_to(GBI_OUT, (uint64_t)r * row);
     add_broadcast(plan, r, at, at, row, copied, r == env->rank);
   }
 }
@@ -89,14 +86,12 @@ static void plan_all_gather(const gbi_policy_env *env, gbi_plan *plan) {
 static void make(const gbi_policy_env *env, gbi_plan *plan) {
   uint64_t count = plan->coll.count;
   uint32_t previous = 0;
-  gbi_ref in = ref(GBI_IN, 0), out = ref(GBI_OUT, 0);
+  gbi_ref in = gbi_ref_to(GBI_IN, 0), out = gbi_ref_to(GBI_OUT, 0);
   switch (plan->coll.op) {
     case GBI_OP_BROADCAST:
       add_broadcast(plan, plan->coll.root, in, out, count, 0, 0);
       break;
-    case GBI_OP_ALL_GATHER:
-      plan_all_gather(env, plan);
-      break;
+    case GBI_OP_ALL_GATHER: plan_all_gather(env, plan); break;
     case GBI_OP_REDUCE_SCATTER:
       for (int r = 0; r < env->topology->world; r++)
         fold_range(env, plan, (uint64_t)r * count, 0, count, r == env->rank,
@@ -108,8 +103,9 @@ static void make(const gbi_policy_env *env, gbi_plan *plan) {
 
 const gbi_policy_ops gbi_policy_flat = {
     .name = "flat",
-    .help = "reference: every rank gets every contribution and folds them in "
-            "rank order",
+    .help =
+        "reference: every rank gets every contribution and folds them in "
+        "rank order",
     .fits = fits,
     .plan = make,
     .uses_world = true,

@@ -12,10 +12,6 @@ static bool fits(const gbi_topology *topology) {
   return topology->islands_count == 1;
 }
 
-static gbi_ref ref(int place, uint64_t offset) {
-  return (gbi_ref){(uint8_t)place, offset};
-}
-
 static uint32_t add_local(gbi_plan *plan, int verb, gbi_ref src, gbi_ref dst,
                           uint64_t count, uint32_t after, uint32_t afters) {
   gbi_step step = {.resource = GBI_ON_RANK,
@@ -40,10 +36,11 @@ static void wide_range(const gbi_policy_env *env, gbi_plan *plan,
   for (uint64_t at = 0; at < count; at += chunk, number++) {
     uint64_t n = GBI_MIN(chunk, count - at);
     uint32_t slot = (uint32_t)(number % GBI_SLOTS);
-    gbi_ref place = ref(GBI_SCRATCH, slot * slot_bytes);
+    gbi_ref place = gbi_ref_to(GBI_SCRATCH, slot * slot_bytes);
     bool reused = number >= GBI_SLOTS;
-    uint32_t widen = add_local(plan, GBI_DO_WIDEN, ref(GBI_IN, in_at + at),
-                               place, n, last_of_slot[slot], reused);
+    uint32_t widen =
+        add_local(plan, GBI_DO_WIDEN, gbi_ref_to(GBI_IN, in_at + at), place, n,
+                  last_of_slot[slot], reused);
     gbi_step step = {.resource = GBI_ON_ISLAND,
                      .verb = root < 0 ? GBI_DO_ALL_REDUCE : GBI_DO_REDUCE,
                      .wide = 1,
@@ -55,8 +52,8 @@ static void wide_range(const gbi_policy_env *env, gbi_plan *plan,
     step.deps[0].count = 1;
     uint32_t last = gbi_plan_add(plan, &step);
     if (root < 0 || root == env->rank)
-      last = add_local(plan, GBI_DO_NARROW, place, ref(GBI_OUT, out_at + at), n,
-                       last, 1);
+      last = add_local(plan, GBI_DO_NARROW, place,
+                       gbi_ref_to(GBI_OUT, out_at + at), n, last, 1);
     last_of_slot[slot] = last;
   }
 }
@@ -90,24 +87,24 @@ static void plan_reduce_scatter(const gbi_policy_env *env, gbi_plan *plan) {
     gbi_step step = {.resource = GBI_ON_ISLAND,
                      .verb = GBI_DO_REDUCE,
                      .root = r,
-                     .src = ref(GBI_IN, (uint64_t)r * slice),
-                     .dst = ref(GBI_OUT, 0),
+                     .src = gbi_ref_to(GBI_IN, (uint64_t)r * slice),
+                     .dst = gbi_ref_to(GBI_OUT, 0),
                      .count = slice};
     uint32_t index = gbi_plan_add(plan, &step);
     if (r == env->rank) mine = index;
   }
   if (plan->coll.redop == GB_AVG)
-    add_local(plan, GBI_DO_DIVIDE, ref(GBI_OUT, 0), ref(GBI_OUT, 0), slice,
-              mine, 1);
+    add_local(plan, GBI_DO_DIVIDE, gbi_ref_to(GBI_OUT, 0),
+              gbi_ref_to(GBI_OUT, 0), slice, mine, 1);
 }
 
 static void plan_all_gather(const gbi_policy_env *env, gbi_plan *plan) {
   uint64_t row = plan->coll.count;
-  gbi_ref mine = ref(GBI_OUT, (uint64_t)env->rank * row);
+  gbi_ref mine = gbi_ref_to(GBI_OUT, (uint64_t)env->rank * row);
   uint32_t copied =
-      add_local(plan, GBI_DO_COPY, ref(GBI_IN, 0), mine, row, 0, 0);
+      add_local(plan, GBI_DO_COPY, gbi_ref_to(GBI_IN, 0), mine, row, 0, 0);
   for (int r = 0; r < env->topology->world; r++) {
-    gbi_ref at = ref(GBI_OUT, (uint64_t)r * row);
+    gbi_ref at = gbi_ref_to(GBI_OUT, (uint64_t)r * row);
     gbi_step step = {.resource = GBI_ON_ISLAND,
                      .verb = GBI_DO_BROADCAST,
                      .root = r,
@@ -124,8 +121,8 @@ static void plan_whole(gbi_plan *plan, int verb, int root) {
   gbi_step step = {.resource = GBI_ON_ISLAND,
                    .verb = (uint8_t)verb,
                    .root = root,
-                   .src = ref(GBI_IN, 0),
-                   .dst = ref(GBI_OUT, 0),
+                   .src = gbi_ref_to(GBI_IN, 0),
+                   .dst = gbi_ref_to(GBI_OUT, 0),
                    .count = plan->coll.count};
   uint32_t index = gbi_plan_add(plan, &step);
   if (plan->coll.redop == GB_AVG)

@@ -27,10 +27,6 @@ static bool fits(const gbi_topology *topology) {
   return topology->islands_count >= 2;
 }
 
-static gbi_ref ref(int place, uint64_t offset) {
-  return (gbi_ref){(uint8_t)place, offset};
-}
-
 /* What one rank needs to know to write its plan. */
 typedef struct maker {
   const gbi_policy_env *env;
@@ -39,7 +35,7 @@ typedef struct maker {
   const gbi_island *island; /* mine */
   int island_index;
   bool leads;
-  bool alone;     /* the island has one rank: it needs no island steps */
+  bool alone; /* the island has one rank: it needs no island steps */
   bool wide;
   uint64_t bytes; /* of one element of the call */
 } maker;
@@ -87,15 +83,15 @@ static gbi_step bridge_step(int verb, int root, gbi_ref src, gbi_ref dst,
 static uint32_t reduce_chunk(maker *m, uint64_t at, uint64_t n, gbi_ref place,
                              uint32_t free_from, uint32_t free_count) {
   uint32_t last_from = free_from, last_count = free_count;
-  gbi_ref out = ref(GBI_OUT, at);
+  gbi_ref out = gbi_ref_to(GBI_OUT, at);
   if (m->wide) {
-    last_from = add_local(m, GBI_DO_WIDEN, ref(GBI_IN, at), place, n, last_from,
-                          last_count);
+    last_from = add_local(m, GBI_DO_WIDEN, gbi_ref_to(GBI_IN, at), place, n,
+                          last_from, last_count);
     last_count = 1;
   }
   if (!m->alone) {
-    gbi_step step = island_step(GBI_DO_REDUCE, GBI_PHASE_ISLAND_REDUCE, 0,
-                                place, place, n);
+    gbi_step step =
+        island_step(GBI_DO_REDUCE, GBI_PHASE_ISLAND_REDUCE, 0, place, place, n);
     step.wide = m->wide;
     depend(&step, last_from, last_count);
     last_from = gbi_plan_add(m->plan, &step);
@@ -118,7 +114,7 @@ static uint32_t hand_out_chunk(maker *m, uint64_t at, uint64_t n,
   if (m->alone) return after;
   gbi_step step =
       island_step(GBI_DO_BROADCAST, GBI_PHASE_ISLAND_BROADCAST, 0,
-                  ref(GBI_OUT, at), ref(GBI_OUT, at), n);
+                  gbi_ref_to(GBI_OUT, at), gbi_ref_to(GBI_OUT, at), n);
   depend(&step, after, 1);
   return gbi_plan_add(m->plan, &step);
 }
@@ -134,8 +130,8 @@ static void plan_all_reduce(maker *m) {
     if (c < chunks) {
       uint64_t at = c * chunk, n = GBI_MIN(chunk, count - at);
       uint32_t slot = (uint32_t)(c % GBI_SLOTS);
-      gbi_ref place =
-          m->wide ? ref(GBI_SCRATCH, slot * slot_bytes) : ref(GBI_OUT, at);
+      gbi_ref place = m->wide ? gbi_ref_to(GBI_SCRATCH, slot * slot_bytes)
+                              : gbi_ref_to(GBI_OUT, at);
       bool reused = m->wide && c >= GBI_SLOTS;
       done[slot] = reduce_chunk(m, at, n, place, done[slot], reused);
     }
@@ -153,9 +149,9 @@ static void plan_all_reduce(maker *m) {
 /* A range of OUT that one island gives to all others. */
 typedef struct unit {
   int island;
-  int rank;        /* broadcast: the source; -1: rows of several ranks */
+  int rank; /* broadcast: the source; -1: rows of several ranks */
   uint64_t at, count;
-  uint64_t turn;   /* its place in the order that all ranks follow */
+  uint64_t turn; /* its place in the order that all ranks follow */
 } unit;
 
 /* The source island's own part: everybody there gets each row from its rank.
@@ -171,8 +167,8 @@ static uint32_t spread_at_home(maker *m, const unit *u, uint64_t row,
     gbi_step step = island_step(
         GBI_DO_BROADCAST,
         u->rank >= 0 ? GBI_PHASE_ISLAND_BROADCAST : GBI_PHASE_ISLAND_GATHER,
-        gbi_topology_position(m->topology, rank), ref(GBI_OUT, at),
-        ref(GBI_OUT, at), end - at);
+        gbi_topology_position(m->topology, rank), gbi_ref_to(GBI_OUT, at),
+        gbi_ref_to(GBI_OUT, at), end - at);
     if (u->rank < 0 && rank == m->env->rank) depend(&step, copied, 1);
     gbi_plan_add(m->plan, &step);
     at = end;
@@ -192,17 +188,18 @@ static uint32_t take_unit(maker *m, const unit *u, uint64_t row,
     spread = count;
   }
   if (!m->leads) return first;
-  gbi_step step = bridge_step(GBI_DO_BROADCAST, u->island, ref(GBI_OUT, u->at),
-                              ref(GBI_OUT, u->at), u->count);
+  gbi_step step =
+      bridge_step(GBI_DO_BROADCAST, u->island, gbi_ref_to(GBI_OUT, u->at),
+                  gbi_ref_to(GBI_OUT, u->at), u->count);
   if (u->island == m->island_index) depend(&step, first, spread);
   return gbi_plan_add(m->plan, &step);
 }
 
 static void hand_out_unit(maker *m, const unit *u, uint32_t after) {
   if (u->island == m->island_index || m->alone) return;
-  gbi_step step =
-      island_step(GBI_DO_BROADCAST, GBI_PHASE_ISLAND_BROADCAST, 0,
-                  ref(GBI_OUT, u->at), ref(GBI_OUT, u->at), u->count);
+  gbi_step step = island_step(GBI_DO_BROADCAST, GBI_PHASE_ISLAND_BROADCAST, 0,
+                              gbi_ref_to(GBI_OUT, u->at),
+                              gbi_ref_to(GBI_OUT, u->at), u->count);
   if (m->leads) depend(&step, after, 1);
   gbi_plan_add(m->plan, &step);
 }
@@ -249,8 +246,8 @@ static void plan_all_gather(maker *m) {
   uint64_t total = row * (uint64_t)m->topology->world;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
   uint32_t copied =
-      add_local(m, GBI_DO_COPY, ref(GBI_IN, 0),
-                ref(GBI_OUT, (uint64_t)m->env->rank * row), row, 0, 0);
+      add_local(m, GBI_DO_COPY, gbi_ref_to(GBI_IN, 0),
+                gbi_ref_to(GBI_OUT, (uint64_t)m->env->rank * row), row, 0, 0);
   unit *units = cut_units(m, row, chunk, &count);
   uint32_t after[GBI_LOOKAHEAD];
   for (uint64_t i = 0; units && i < count + GBI_LOOKAHEAD; i++) {
@@ -283,7 +280,7 @@ static void plan_broadcast(maker *m) {
 /* Slices [at, at + count) of the input, all of ranks of island `to`. */
 static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
                            uint32_t free_from, uint32_t free_count) {
-  gbi_ref src = ref(GBI_IN, u->at);
+  gbi_ref src = gbi_ref_to(GBI_IN, u->at);
   uint32_t from = free_from, n = free_count;
   if (m->wide) {
     from = add_local(m, GBI_DO_WIDEN, src, place, u->count, from, n);
@@ -300,8 +297,7 @@ static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
     src = place;
   }
   if (!m->leads) return from;
-  gbi_step step =
-      bridge_step(GBI_DO_REDUCE, u->island, src, place, u->count);
+  gbi_step step = bridge_step(GBI_DO_REDUCE, u->island, src, place, u->count);
   step.wide = m->wide;
   depend(&step, from, n);
   return gbi_plan_add(m->plan, &step);
@@ -315,8 +311,8 @@ static void scatter_sum(maker *m, const unit *u, gbi_ref place, uint32_t after,
   for (uint64_t at = u->at; at < u->at + u->count;) {
     int rank = (int)(at / slice);
     uint64_t end = GBI_MIN(((uint64_t)rank + 1) * slice, u->at + u->count);
-    gbi_ref part = ref(GBI_SCRATCH, place.offset + (at - u->at) * size);
-    gbi_ref out = ref(GBI_OUT, at - (uint64_t)rank * slice);
+    gbi_ref part = gbi_ref_to(GBI_SCRATCH, place.offset + (at - u->at) * size);
+    gbi_ref out = gbi_ref_to(GBI_OUT, at - (uint64_t)rank * slice);
     uint64_t n = end - at;
     at = end;
     bool mine = rank == m->env->rank;
@@ -356,7 +352,7 @@ static void plan_reduce_scatter(maker *m) {
   for (uint64_t i = 0; units && i < count + GBI_LOOKAHEAD; i++) {
     if (i < count) {
       uint32_t slot = (uint32_t)(i % GBI_SLOTS), first = m->plan->count;
-      gbi_ref place = ref(GBI_SCRATCH, slot * slot_bytes);
+      gbi_ref place = gbi_ref_to(GBI_SCRATCH, slot * slot_bytes);
       sum[slot] = gather_sum(m, &units[i], place, from[slot], steps[slot]);
       from[slot] = first;
       steps[slot] = m->plan->count - first;
@@ -366,7 +362,8 @@ static void plan_reduce_scatter(maker *m) {
     if (u->island != m->island_index) continue;
     uint32_t slot = (uint32_t)((i - GBI_LOOKAHEAD) % GBI_SLOTS);
     uint32_t first = m->plan->count;
-    scatter_sum(m, u, ref(GBI_SCRATCH, slot * slot_bytes), sum[slot], slice);
+    scatter_sum(m, u, gbi_ref_to(GBI_SCRATCH, slot * slot_bytes), sum[slot],
+                slice);
     if (m->plan->count == first) continue;
     from[slot] = first;
     steps[slot] = m->plan->count - first;
@@ -396,8 +393,9 @@ static void make(const gbi_policy_env *env, gbi_plan *plan) {
 
 const gbi_policy_ops gbi_policy_reduce_bridge_broadcast = {
     .name = "reduce-bridge-broadcast",
-    .help = "islands reduce onto their leaders, leaders meet over the bridge, "
-            "islands hand out; pipelined by chunk",
+    .help =
+        "islands reduce onto their leaders, leaders meet over the bridge, "
+        "islands hand out; pipelined by chunk",
     .fits = fits,
     .plan = make,
 };

@@ -10,8 +10,9 @@
  * GPUBRIDGE_VENDOR from the letters of `vendors` (n, a) set. Output is captured
  * and printed only for a case that fails. A case that outlives its deadline is
  * killed and fails. A rank that dies by a signal fails, unless `expect` says
- * otherwise. The executable takes name patterns ("job.*") and prints
- * "N passed, N failed, N skipped" last; exit 0, 1, or 77 when all skipped. */
+ * otherwise. The executable takes name patterns ("job.*"), leaves out those of
+ * the list GB_TEST_LEAVE_OUT, and prints "N passed, N failed, N skipped" last;
+ * exit 0, 1, or 77 when all were skipped. */
 #ifndef GB_TEST_H
 #define GB_TEST_H
 
