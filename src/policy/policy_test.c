@@ -89,7 +89,7 @@ static void check_topology(const gbi_topology *topology, uint64_t count,
   }
 }
 
-GB_TEST(policy, named_layouts) {
+GB_TEST(policy, named_layouts, .timeout_ms = 240000) {
   static const struct {
     int world;
     int islands[8];
@@ -161,6 +161,8 @@ static void check_harm(void (*harm)(gbi_plan *plan), const char *words) {
   GB_CHECK_INT(gbi_plans_check(t, (const gbi_plan *const *)plans, &error),
                GB_ERR_INTERNAL);
   GB_CHECK_TEXT(error.text, words);
+  for (int r = 0; r < 4; r++) gbi_plan_free(plans[r]);
+  gbi_topology_free(t);
 }
 
 static void drop_dependency(gbi_plan *plan) {
