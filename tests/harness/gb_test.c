@@ -150,11 +150,17 @@ static bool collect(rank_state *rank) {
   return true;
 }
 
-static bool reap(rank_state *ranks, int count) {
+/* Only looks: until watch() has signaled its group, a rank stays a zombie. Its
+ * number would be given to a process of somebody else, which the signal would
+ * kill instead. */
+static bool still_run(rank_state *ranks, int count) {
   bool running = false;
   for (int i = 0; i < count; i++) {
     if (!ranks[i].running) continue;
-    if (waitpid(ranks[i].pid, &ranks[i].status, WNOHANG) == ranks[i].pid)
+    siginfo_t info = {.si_pid = 0};
+    if (!waitid(P_PID, (id_t)ranks[i].pid, &info,
+                WEXITED | WNOHANG | WNOWAIT) &&
+        info.si_pid == ranks[i].pid)
       ranks[i].running = false;
     else
       running = true;
@@ -166,7 +172,7 @@ static bool reap(rank_state *ranks, int count) {
 static bool watch(rank_state *ranks, int count, int timeout_ms) {
   int64_t end = now_ms() + timeout_ms;
   bool in_time = true;
-  while (reap(ranks, count)) {
+  while (still_run(ranks, count)) {
     if (now_ms() > end && in_time) {
       in_time = false;
       for (int i = 0; i < count; i++)
@@ -188,6 +194,7 @@ static bool watch(rank_state *ranks, int count, int timeout_ms) {
   }
   for (int i = 0; i < count; i++) {
     kill(-ranks[i].pid, SIGKILL); /* what a rank left behind */
+    waitpid(ranks[i].pid, &ranks[i].status, 0);
     if (ranks[i].output < 0) continue;
     while (collect(&ranks[i])) {
     }
