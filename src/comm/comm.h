@@ -13,8 +13,9 @@
  *    caller's again. GB_ERR_BUSY: not yet. Anything else: the communicator is
  *    broken, the caller aborts the group.
  *  - Reductions add in member order, whatever the size, the number of pieces
- *    and the transport, and every member gets the same bits. f16 and bf16 add
- *    in f32 and round once per addition... see device/host/reduce.h. */
+ *    and the transport, and every member gets the same bits. An island that
+ *    spans hosts adds per host first (ccl.h). Half types: device/host/reduce.h.
+ */
 #ifndef GBI_COMM_COMM_H
 #define GBI_COMM_COMM_H
 
