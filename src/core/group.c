@@ -71,7 +71,6 @@ typedef struct driver {
   gb_group *g;
   bool hooks;       /* the caller's thread: the wait hook may run */
   bool from_queue;  /* the worker: takes queued works as tasks end */
-  gb_work *sync;    /* the sync call's own work */
   uint64_t idle_ns; /* since when nothing moved, 0: it moves */
   uint64_t next_hook_ns, next_question_ns, next_warning_ns;
   uint64_t question_gap_ms, warning_gap_ms;
@@ -577,7 +576,7 @@ static gb_status call_sync(gb_group *g, gb_work *work, gb_error *error) {
   gb_status status = become_driver(g, error);
   pthread_mutex_unlock(&g->works->lock);
   if (status != GB_OK) return status;
-  driver d = {.g = g, .hooks = true, .sync = work};
+  driver d = {.g = g, .hooks = true};
   gb_error local;
   status = begin_work(g, work, &local);
   if (status == GB_OK) status = drive(&d, &local);

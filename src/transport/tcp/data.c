@@ -187,16 +187,21 @@ static unsigned send_on(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c) {
   return moved > 0;
 }
 
-void gbi_tcp_post_send(gbi_transport *transport, int member, gbi_xfer *xfer) {
-  gbi_tcp *t = tcp(transport);
-  gbi_tcp_link *link = &t->links[member];
+/* Readies a posted xfer; false: it ended at once, with its link or at stop. */
+static bool take_on(const gbi_tcp *t, const gbi_tcp_link *link,
+                    gbi_xfer *xfer) {
   xfer->status = GB_ERR_BUSY;
   xfer->moved = xfer->posted = xfer->inflight = 0;
   xfer->next = NULL;
-  if (t->canceled || link->broken) {
-    xfer->status = t->canceled ? GB_ERR_CANCELED : link->status;
-    return;
-  }
+  if (!t->canceled && !link->broken) return true;
+  xfer->status = t->canceled ? GB_ERR_CANCELED : link->status;
+  return false;
+}
+
+void gbi_tcp_post_send(gbi_transport *transport, int member, gbi_xfer *xfer) {
+  gbi_tcp *t = tcp(transport);
+  gbi_tcp_link *link = &t->links[member];
+  if (!take_on(t, link, xfer)) return;
   *link->send_tail = xfer;
   link->send_tail = &xfer->next;
   for (int i = 0; i < link->streams && link->send_head; i++) {
@@ -480,13 +485,7 @@ static unsigned receive_on(gbi_tcp *t, gbi_tcp_link *link, gbi_tcp_conn *c) {
 void gbi_tcp_post_recv(gbi_transport *transport, int member, gbi_xfer *xfer) {
   gbi_tcp *t = tcp(transport);
   gbi_tcp_link *link = &t->links[member];
-  xfer->status = GB_ERR_BUSY;
-  xfer->moved = xfer->posted = xfer->inflight = 0;
-  xfer->next = NULL;
-  if (t->canceled || link->broken) {
-    xfer->status = t->canceled ? GB_ERR_CANCELED : link->status;
-    return;
-  }
+  if (!take_on(t, link, xfer)) return;
   *link->recv_tail = xfer;
   link->recv_tail = &xfer->next;
   /* Its message may wait here already. */
