@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -32,22 +33,27 @@ typedef struct board {
 static board *b;
 static gbi_control *control;
 static gb_error error;
-static gbi_call_state my_state;
-static volatile bool have_state;
+static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
+static gbi_call_state my_state; /* under state_lock, as have_state */
+static bool have_state;
 
 static void on_failure(void *arg) {
   __atomic_add_fetch(&b->failures[gb_rank()], 1, __ATOMIC_SEQ_CST);
 }
 
 static bool report(void *arg, uint32_t group, gbi_call_state *state) {
-  if (!__atomic_load_n(&have_state, __ATOMIC_ACQUIRE)) return false;
-  *state = my_state;
-  return true;
+  pthread_mutex_lock(&state_lock);
+  bool known = have_state;
+  if (known) *state = my_state;
+  pthread_mutex_unlock(&state_lock);
+  return known;
 }
 
 static void set_state(const gbi_call_state *state) {
+  pthread_mutex_lock(&state_lock);
   my_state = *state;
-  __atomic_store_n(&have_state, true, __ATOMIC_RELEASE);
+  have_state = true;
+  pthread_mutex_unlock(&state_lock);
 }
 
 static gbi_control_params params_ms(uint64_t timeout_ms) {
