@@ -83,6 +83,59 @@ GB_API gb_status gb_reduce_scatter(gb_group *group, const gb_buffer *output,
                                    const gb_buffer *input, gb_redop op,
                                    gb_work **work_p,
                                    gb_error *error) GB_MUST_CHECK;
+/* Onto the group's rank `root` only: the others' buffers stay as they are. */
+GB_API gb_status gb_reduce(gb_group *group, const gb_buffer *buffer,
+                           gb_redop op, int root, gb_work **work_p,
+                           gb_error *error) GB_MUST_CHECK;
+
+/* GB_PREMUL_SUM: every rank's contribution is multiplied by its own `factor`,
+ * then they are summed. Floating types; half and float8 types are multiplied
+ * and summed in float32 and rounded once. Inputs of reduce_scatter stay as they
+ * are. */
+GB_API gb_status gb_all_reduce_scaled(gb_group *group, const gb_buffer *buffer,
+                                      double factor, gb_work **work_p,
+                                      gb_error *error) GB_MUST_CHECK;
+GB_API gb_status gb_reduce_scaled(gb_group *group, const gb_buffer *buffer,
+                                  double factor, int root, gb_work **work_p,
+                                  gb_error *error) GB_MUST_CHECK;
+GB_API gb_status gb_reduce_scatter_scaled(gb_group *group,
+                                          const gb_buffer *output,
+                                          const gb_buffer *input, double factor,
+                                          gb_work **work_p,
+                                          gb_error *error) GB_MUST_CHECK;
+
+/* Rows of different lengths, packed: row r has counts[r] elements, `counts` has
+ * one entry a rank, is equal on all ranks (MISMATCH otherwise) and is borrowed
+ * until the call returns. input->count (output->count) must be this rank's. */
+GB_API gb_status gb_all_gather_v(gb_group *group, const gb_buffer *output,
+                                 const gb_buffer *input, const size_t *counts,
+                                 gb_work **work_p,
+                                 gb_error *error) GB_MUST_CHECK;
+GB_API gb_status gb_reduce_scatter_v(gb_group *group, const gb_buffer *output,
+                                     const gb_buffer *input,
+                                     const size_t *counts, gb_redop op,
+                                     gb_work **work_p,
+                                     gb_error *error) GB_MUST_CHECK;
+
+/* Row r of root's `output` is rank r's input; `output` is NULL elsewhere. On
+ * root, `input` may be its own row of `output`. */
+GB_API gb_status gb_gather(gb_group *group, const gb_buffer *output,
+                           const gb_buffer *input, int root, gb_work **work_p,
+                           gb_error *error) GB_MUST_CHECK;
+/* Row r of root's `input` goes to rank r's output; `input` is NULL elsewhere.
+ * On root, `output` may be its own row of `input`. */
+GB_API gb_status gb_scatter(gb_group *group, const gb_buffer *output,
+                            const gb_buffer *input, int root, gb_work **work_p,
+                            gb_error *error) GB_MUST_CHECK;
+/* Part r of `input` goes to rank r, part r of `output` comes from rank r, parts
+ * packed in rank order. out_counts and in_counts: elements of each part, one
+ * entry a rank, or NULL for equal parts; borrowed until the call returns. A
+ * part whose two ends disagree is MISMATCH. The buffers must not overlap. */
+GB_API gb_status gb_all_to_all(gb_group *group, const gb_buffer *output,
+                               const size_t *out_counts, const gb_buffer *input,
+                               const size_t *in_counts, gb_work **work_p,
+                               gb_error *error) GB_MUST_CHECK;
+
 /* Returns on no rank before every rank has called it. */
 GB_API gb_status gb_barrier(gb_group *group, gb_work **work_p,
                             gb_error *error) GB_MUST_CHECK;

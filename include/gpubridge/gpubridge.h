@@ -12,8 +12,10 @@
 #define GPUBRIDGE_GPUBRIDGE_H
 
 #include <gpubridge/coll.h>
+#include <gpubridge/group.h>
 #include <gpubridge/job.h>
 #include <gpubridge/observe.h>
+#include <gpubridge/p2p.h>
 #include <gpubridge/status.h>
 #include <gpubridge/store.h>
 #include <gpubridge/version.h>

@@ -36,6 +36,14 @@ const char *gbi_op_name(int op) {
       "all_gather_into_tensor",
       "reduce_scatter_tensor",
       "barrier",
+      "reduce",
+      "gather",
+      "scatter",
+      "all_to_all",
+      "all_gather_v",
+      "reduce_scatter_v",
+      "send",
+      "recv",
   };
   return op > 0 && op < GBI_OP_COUNT ? names[op] : names[0];
 }

@@ -32,15 +32,21 @@ typedef enum gbi_comm_kind {
   GBI_COMM_ALL_REDUCE,
   /* Root's src goes to member `peer`'s dst; no other member takes part. The
    * others may start it too; it is done at once there. */
-  GBI_COMM_TRANSFER
+  GBI_COMM_TRANSFER,
+  /* The mesh only (p2p/mesh.h). src goes to member `peer`, dst comes from it;
+   * the peer's own list has the counterpart with the same call and step, at
+   * any place. Steps of one list start in order and end in any order. */
+  GBI_COMM_SEND,
+  GBI_COMM_RECV
 } gbi_comm_kind;
 
 typedef struct gbi_comm_step {
   gbi_comm_kind kind;
   gbi_call call;     /* the collective this step belongs to */
-  uint32_t step;     /* number within the call, equal on all members */
+  uint32_t step;     /* number within the call, equal on all members; the
+                        mesh: equal on the two that it joins */
   int root;          /* member index; 0 for ALL_REDUCE */
-  int peer;          /* TRANSFER */
+  int peer;          /* TRANSFER, SEND, RECV */
   const void *src;
   void *dst;
   size_t count;      /* elements, may be 0 */
