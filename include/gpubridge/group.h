@@ -15,10 +15,9 @@ extern "C" {
 
 typedef struct gb_group_params {
   size_t size; /* sizeof(gb_group_params) of the caller's header */
-  /* Equal on all members, different from the name of every other group that is
-   * open. NULL: made from the members and from how many groups of the same
-   * members this process opened before; members must then open them in one
-   * order. */
+  /* Equal on all members, and different from the names of the other open groups
+   * of the same members. NULL: made from how many groups of these members this
+   * process opened before; members must then open them in one order. */
   const char *name;
   uint64_t timeout_ms; /* of the set-up and of every call; 0: the job's */
   const char *policy;  /* NULL: the job's, where it fits these members */

@@ -31,6 +31,7 @@ typedef struct gb_record {
   uint64_t end_ns;
   gb_phase phases[GB_PHASES_MAX]; /* only steps this rank took part in */
   int phases_count;
+  uint32_t group; /* gb_group_info.id; 0: the world */
 } gb_record;
 
 /* Called after each successful collective, on the thread that ran it, with no
@@ -55,6 +56,7 @@ typedef struct gb_in_flight {
   int phases_done_count;
   char thread[16]; /* name of the thread that runs it */
   uint64_t age_ns;
+  uint32_t group; /* as in the record */
 } gb_in_flight;
 
 /* Copies at most `max` calls that have started and not ended, oldest first,

@@ -182,8 +182,32 @@ bool gbi_server_exchange(gbi_server *s, int rank, gbi_reader *body) {
   return good;
 }
 
+/* Another exchange in which `rank` waits. */
+static const gbi_exchange *waits_elsewhere(const gbi_server *s,
+                                           const gbi_exchange *x, int rank) {
+  for (const gbi_exchange *o = s->exchanges; o; o = o->next)
+    for (int i = 0; o != x && i < o->count; i++)
+      if (o->members[i] == rank && o->slots[i].in && !o->failed) return o;
+  return NULL;
+}
+
+/* "; rank 2 sets up a group of ranks 2-3 meanwhile": lists that differ, or
+ * groups opened in another order. */
+static void add_elsewhere(const gbi_server *s, const gbi_exchange *x,
+                          gbi_text *text) {
+  for (int i = 0; i < x->count; i++) {
+    const gbi_exchange *o =
+        x->slots[i].in ? NULL : waits_elsewhere(s, x, x->members[i]);
+    if (!o) continue;
+    gbi_text_add(text, "; rank %d sets up a group of ranks ", x->members[i]);
+    gbi_text_add_ranks(text, o->members, o->count);
+    gbi_text_add(text, " meanwhile");
+    return;
+  }
+}
+
 static void exchange_too_late(gbi_server *s, gbi_exchange *x) {
-  char list[512];
+  char list[512], elsewhere[512];
   gb_error error;
   gbi_text text;
   int missing = 0, first = -1;
@@ -193,10 +217,17 @@ static void exchange_too_late(gbi_server *s, gbi_exchange *x) {
     if (first < 0) first = x->members[i];
     gbi_text_add(&text, "%s%d", missing++ ? ", " : "", x->members[i]);
   }
+  gbi_text_init(&text, elsewhere, sizeof elsewhere);
+  add_elsewhere(s, x, &text);
+  char members[256];
+  gbi_text_init(&text, members, sizeof members);
+  gbi_text_add_ranks(&text, x->members, x->count);
   gbi_fail_rank(&error, GB_ERR_TIMEOUT, first,
-                "%s %s did not come to the set-up of group %u within %.0f s",
-                missing == 1 ? "rank" : "ranks", list, x->group,
-                (double)(gbi_now_ns() - x->opened_ns) / (double)GBI_NS_PER_S);
+                "%s %s did not come to the set-up of the group of ranks %s "
+                "within %.3g s%s",
+                missing == 1 ? "rank" : "ranks", list, members,
+                (double)(gbi_now_ns() - x->opened_ns) / (double)GBI_NS_PER_S,
+                elsewhere);
   fail_exchange(s, x, &error);
 }
 

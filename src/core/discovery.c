@@ -128,33 +128,47 @@ static int foreign_leader(const gbi_topology *t) {
   return -1;
 }
 
-static gb_status choose_bridge(gbi_discovery *d, gb_error *error) {
-  const gbi_topology *t = d->topology;
-  const char *asked = d->records[0].bridge, *name = asked, *why;
+gb_status gbi_discovery_bridge(const gbi_discovery *d, const gbi_topology *t,
+                               const int *ranks, const char **name_p,
+                               const char **why_p, gb_error *error) {
+  const char *asked = d->records[0].bridge;
   int foreign = foreign_leader(t);
-  char reason[256];
+  *name_p = asked;
   if (t->islands_count == 1) {
-    name = "none";
-    why = "there is one island, and nothing to bridge";
+    *name_p = "none";
+    *why_p = "there is one island, and nothing to bridge";
   } else if (!strcmp(asked, "shm") && foreign >= 0) {
+    int leader = ranks[t->islands[0].leader];
+    foreign = ranks[foreign];
     return gbi_fail_rank(
         error, GB_ERR_REFUSED, foreign,
         "the bridge \"shm\" joins leaders on one host only, but rank %d is on "
         "host \"%.64s\" and rank %d on host \"%.64s\", or they cannot share "
         "memory. Use the bridge auto or tcp",
-        t->islands[0].leader, d->records[t->islands[0].leader].hostname,
-        foreign, d->records[foreign].hostname);
+        leader, d->records[leader].hostname, foreign,
+        d->records[foreign].hostname);
   } else if (strcmp(asked, "auto")) {
-    snprintf(reason, sizeof reason, "%s was asked for", asked);
-    why = reason;
+    *why_p = "it was asked for";
   } else if (foreign < 0 && gbi_transport_find("shm")) {
-    name = "shm";
-    why = "all island leaders are on one host and share memory";
+    *name_p = "shm";
+    *why_p = "all island leaders are on one host and share memory";
   } else {
-    name = "tcp";
-    why = foreign < 0 ? "this build has no shared-memory bridge"
-                      : "the island leaders are on different hosts";
+    *name_p = "tcp";
+    *why_p = foreign < 0 ? "this build has no shared-memory bridge"
+                         : "the island leaders are on different hosts";
   }
+  return GB_OK;
+}
+
+static gb_status choose_bridge(gbi_discovery *d, gb_error *error) {
+  int *all = gbi_malloc(sizeof *all * (size_t)d->world);
+  if (!all) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a list");
+  for (int r = 0; r < d->world; r++) all[r] = r;
+  const char *name, *why;
+  gb_status status =
+      gbi_discovery_bridge(d, d->topology, all, &name, &why, error);
+  free(all);
+  if (status != GB_OK) return status;
   snprintf(d->bridge, sizeof d->bridge, "%s", name);
   snprintf(d->bridge_reason, sizeof d->bridge_reason, "%s", why);
   return GB_OK;

@@ -25,7 +25,9 @@ typedef struct gbi_group_params {
   const char *const *who;       /* "rank 3 (host \"h\", amd)" by group rank */
   const gbi_topology *topology;
   const gbi_policy_ops *policy;
+  const char *bridge;           /* resolved name */
   uint64_t chunk_bytes;
+  struct gb_job *job;
   gbi_engine *engine;           /* given */
   gbi_control *control;
   gbi_watch *watch;
@@ -56,6 +58,8 @@ bool gbi_group_report(gb_group *group, gbi_call_state *state);
 gbi_engine *gbi_group_engine(gb_group *group);
 int gbi_group_rank(const gb_group *group);
 int gbi_group_world(const gb_group *group);
+/* What it was opened with; `members` is its own copy. */
+const gbi_group_params *gbi_group_its(const gb_group *group);
 /* STATE or FORKED with a text, when no call may be made now. */
 gb_status gbi_group_usable(gb_group *group, gb_error *error);
 

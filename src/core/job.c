@@ -2,8 +2,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "ccl/ccl.h"
-#include "bridge/bridge.h"
+#include "core/connect.h"
+#include "core/subgroup.h"
 #include "core/settings.h"
 
 #include <errno.h>
@@ -13,8 +13,7 @@
 #include <string.h>
 
 enum { DEFAULT_TIMEOUT_MS = 30 * 60 * 1000, GOODBYE_MS = 5000 };
-enum { ONE_HOST_CHUNK_BYTES = 256 * 1024 };
-enum { COMM_ADDRESS_MAX = 8192, HOST_ADDRESS_MAX = 512 };
+enum { HOST_ADDRESS_MAX = 512 };
 
 /* Jobs that are open in this process; closed by the exit handler. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER; /* level 1 */
@@ -26,7 +25,8 @@ typedef struct opener {
   const gb_job_params *params;
   uint64_t deadline_ns;
   gbi_record *record;
-  gbi_comm *comms[GBI_RESOURCES];
+  int *all; /* 0, 1, 2, ... */
+  gbi_group_spec world;
 } opener;
 
 /* ---- who is who ---- */
@@ -77,8 +77,7 @@ static gb_status find_rank(opener *o, gb_error *error) {
 
 /* ---- callbacks of the control plane ---- */
 
-static void on_failure(void *arg) {
-  gb_job *job = arg;
+void gbi_job_wake(gb_job *job) {
   pthread_mutex_lock(&job->connect_lock);
   if (job->connecting_area) gbi_hostarea_stop(job->connecting_area);
   for (int r = 0; r < GBI_RESOURCES; r++)
@@ -88,10 +87,10 @@ static void on_failure(void *arg) {
   if (area) gbi_hostarea_ring(area, gbi_hostarea_me(area));
 }
 
+static void on_failure(void *arg) { gbi_job_wake(arg); }
+
 static bool report(void *arg, uint32_t group, gbi_call_state *state) {
-  gb_job *job = arg;
-  gb_group *world = __atomic_load_n(&job->group, __ATOMIC_ACQUIRE);
-  return group == 0 && world && gbi_group_report(world, state);
+  return gbi_subgroup_report(arg, group, state);
 }
 
 /* ---- opening, step by step ---- */
@@ -161,33 +160,6 @@ static gb_status list_facts(gb_job *job, gb_error *error) {
   return GB_OK;
 }
 
-/* An exchange among all ranks; `problem` may be NULL. */
-static gb_status exchange(opener *o, const gb_error *problem,
-                          const gbi_writer *blob, gbi_blobs *blobs,
-                          gb_error *error) {
-  int *all = gbi_malloc(sizeof *all * (size_t)o->job->world);
-  if (!all) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a list");
-  for (int r = 0; r < o->job->world; r++) all[r] = r;
-  gb_status status = gbi_control_exchange(
-      o->job->control, 0, all, o->job->world, o->job->rank, problem,
-      blob->data, blob->used, o->deadline_ns, blobs, error);
-  free(all);
-  return status;
-}
-
-/* From here to the call with NULLs, a failure of the job ends the connecting of
- * these. Without it a rank would wait for a peer that has given up until the
- * job's timeout, which may be half an hour. */
-static void set_connecting(gb_job *job, gbi_hostarea *area, gbi_comm **comms) {
-  pthread_mutex_lock(&job->connect_lock);
-  job->connecting_area = area;
-  for (int r = 0; r < GBI_RESOURCES; r++)
-    job->connecting[r] = comms ? comms[r] : NULL;
-  pthread_mutex_unlock(&job->connect_lock);
-  if ((area || comms) && gbi_control_failed(job->control, NULL))
-    on_failure(job);
-}
-
 static gb_status join_host(opener *o, gb_error *error) {
   gb_job *job = o->job;
   const gbi_topology *t = job->discovery->topology;
@@ -212,14 +184,14 @@ static gb_status join_host(opener *o, gb_error *error) {
   gb_error problem = {0};
   if (status != GB_OK && error) problem = *error;
   gbi_blobs blobs = {0};
-  gb_status met = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs,
-                           error);
+  gb_status met = gbi_connect_exchange(
+      job, &o->world, status == GB_OK ? NULL : &problem, &out, &blobs, error);
   if (status == GB_OK) status = met;
   if (status == GB_OK) {
     for (int i = 0; i < count; i++) addresses[i] = blobs.items[ranks[i]];
-    set_connecting(job, area, NULL);
+    gbi_connect_watch(job, area, NULL);
     status = gbi_hostarea_connect(area, addresses, o->deadline_ns, error);
-    set_connecting(job, NULL, NULL);
+    gbi_connect_watch(job, NULL, NULL);
   }
   /* Only an area that connected has bells that on_failure may ring. */
   if (status == GB_OK)
@@ -232,187 +204,19 @@ static gb_status join_host(opener *o, gb_error *error) {
   return status;
 }
 
-/* World ranks of the members of this rank's communicator on `resource`, none
- * when it has none. Returns how many; *me_p: this rank's place. */
-static int comm_members(const gb_job *job, int resource, int *ranks,
-                        int *me_p) {
-  const gbi_topology *t = job->discovery->topology;
-  const gbi_island *island = &t->islands[t->island_of[job->rank]];
-  const gbi_policy_ops *policy = gbi_policy_find(job->discovery->policy);
-  int count = 0;
-  *me_p = -1;
-  if (resource == GBI_ON_ISLAND) {
-    count = island->count;
-    memcpy(ranks, island->ranks, sizeof *ranks * (size_t)count);
-  } else if (resource == GBI_ON_BRIDGE && t->islands_count > 1 &&
-             island->leader == job->rank) {
-    for (int i = 0; i < t->islands_count; i++)
-      ranks[count++] = t->islands[i].leader;
-  } else if (resource == GBI_ON_WORLD && policy->uses_world) {
-    for (int r = 0; r < job->world; r++) ranks[count++] = r;
-  }
-  for (int i = 0; i < count; i++)
-    if (ranks[i] == job->rank) *me_p = i;
-  return count;
-}
-
-static gb_status open_comm(opener *o, int resource, gb_error *error) {
-  gb_job *job = o->job;
-  const gbi_discovery *d = job->discovery;
-  size_t world = (size_t)job->world;
-  int *ranks = gbi_malloc(sizeof *ranks * world * 2), me;
-  gbi_member *members = gbi_calloc(world, sizeof *members);
-  if (!ranks || !members) {
-    free(ranks);
-    free(members);
-    return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
-  }
-  int count = comm_members(job, resource, ranks, &me);
-  int *hosts = ranks + world;
-  for (int i = 0; i < count; i++) {
-    int rank = ranks[i];
-    members[i] = (gbi_member){rank, gbi_hostarea_index_of(job->area, rank),
-                              d->records[rank].hostname, d->labels[rank]};
-    hosts[i] = d->topology->host_of[rank];
-  }
-  gbi_transport_params params = {
-      .members = members,
-      .members_count = count,
-      .me = me,
-      .area = job->area,
-      .auth = gbi_control_auth(job->control),
-      .group = 0,
-      .comm = (uint32_t)resource,
-      .store_host = gbi_control_store_host(job->control),
-      .timeout_ms = job->timeout_ms,
-  };
-  gb_status status = GB_OK;
-  if (count && resource == GBI_ON_BRIDGE)
-    status = gbi_bridge_open(gbi_transport_find(d->bridge), &params,
-                             &o->comms[resource], error);
-  else if (count)
-    status = gbi_ccl_host_open(&params, hosts, &o->comms[resource], error);
-  free(ranks);
-  free(members);
-  return status;
-}
-
-/* A rank's blob: per resource, a blob that is empty without a communicator. */
-static void put_addresses(opener *o, gbi_writer *out) {
-  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES; r++) {
-    uint8_t raw[COMM_ADDRESS_MAX];
-    gbi_writer one;
-    gbi_writer_init(&one, raw, sizeof raw);
-    if (o->comms[r]) o->comms[r]->ops->address(o->comms[r], &one);
-    gbi_put_blob(out, raw, one.used);
-    out->bad |= one.bad;
-  }
-}
-
-static gb_status connect_comm(opener *o, int resource, const gbi_blobs *blobs,
-                              gb_error *error) {
-  gb_job *job = o->job;
-  gbi_comm *comm = o->comms[resource];
-  if (!comm) return GB_OK;
-  int *ranks = gbi_malloc(sizeof *ranks * (size_t)job->world), me;
-  gbi_reader *addresses = gbi_malloc(sizeof *addresses * (size_t)job->world);
-  gb_status status = GB_OK;
-  if (!ranks || !addresses)
-    status = gbi_fail(error, GB_ERR_MEMORY, "no memory for addresses");
-  int count = status == GB_OK ? comm_members(job, resource, ranks, &me) : 0;
-  for (int i = 0; i < count; i++) {
-    gbi_reader all = blobs->items[ranks[i]];
-    for (int r = GBI_ON_ISLAND; r <= resource; r++) {
-      size_t bytes;
-      const uint8_t *data = gbi_get_blob(&all, &bytes);
-      gbi_reader_init(&addresses[i], data, bytes);
-    }
-    if (all.bad)
-      status = gbi_fail_rank(error, GB_ERR_PROTOCOL, ranks[i],
-                             "rank %d sent a malformed address", ranks[i]);
-  }
-  if (status == GB_OK)
-    status = comm->ops->connect(comm, addresses, o->deadline_ns, error);
-  free(ranks);
-  free(addresses);
-  return status;
-}
-
-/* Opens, exchanges addresses, connects, and makes sure that all did. A failure
- * anywhere ends it everywhere with the same text. */
-static gb_status connect_comms(opener *o, gb_error *error) {
-  gbi_writer out;
-  gbi_writer_init_growing(&out);
-  gb_error problem = {0};
-  gb_status status = GB_OK;
-  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
-    status = open_comm(o, r, &problem);
-  if (status == GB_OK) put_addresses(o, &out);
-  gbi_blobs blobs = {0};
-  status = exchange(o, status == GB_OK ? NULL : &problem, &out, &blobs, error);
-  gbi_writer_fini(&out);
-  if (status != GB_OK) return status;
-  set_connecting(o->job, NULL, o->comms);
-  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
-    status = connect_comm(o, r, &blobs, error);
-  set_connecting(o->job, NULL, NULL);
-  gbi_blobs_free(&blobs);
-  if (status != GB_OK) return status; /* told by open_steps at once */
-  status = exchange(o, NULL, &out, &blobs, error);
-  gbi_blobs_free(&blobs);
-  return status;
-}
-
-/* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
- * should still be in the cache when it goes over the bridge and is handed out.
- * A function of what all ranks agreed on, so that all cut alike. */
-static uint64_t chunk_bytes(const gbi_topology *topology) {
-  uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
-  /* Nothing to hand out: the bridge cuts pieces of its own. */
-  if (topology->islands_count == topology->world) return chunk;
-  for (int r = 1; r < topology->world; r++)
-    if (topology->host_of[r] != topology->host_of[0]) return chunk;
-  return GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+/* gb-control may be reporting. */
+static void set_world(gb_job *job, gb_group *group) {
+  pthread_mutex_lock(&job->subgroups.lock);
+  job->group = group;
+  pthread_mutex_unlock(&job->subgroups.lock);
 }
 
 static gb_status open_world(opener *o, gb_error *error) {
-  gb_job *job = o->job;
-  const gbi_discovery *d = job->discovery;
-  uint64_t chunk = chunk_bytes(d->topology);
-  const gbi_policy_ops *policy = gbi_policy_find(d->policy);
-  int *members = gbi_malloc(sizeof *members * (size_t)job->world);
-  if (!members) return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
-  for (int r = 0; r < job->world; r++) members[r] = r;
-  gbi_group_params params = {
-      .id = 0,
-      .rank = job->rank,
-      .world = job->world,
-      .members = members,
-      .who = (const char *const *)job->who,
-      .topology = d->topology,
-      .policy = policy,
-      .chunk_bytes = chunk,
-      .control = job->control,
-      .watch = &job->watch,
-      .waiter = gbi_hostarea_waiter(job->area),
-      .timeout_ms = job->timeout_ms,
-      .warn_after_ms =
-          (uint64_t)gbi_core_setting("GPUBRIDGE_WARN_AFTER") * 1000,
-      .queue_max = (int)gbi_core_setting("GPUBRIDGE_ASYNC_QUEUE"),
-      .wait_hook = o->params->wait_hook,
-      .wait_hook_arg = o->params->wait_hook_arg,
-  };
-  gb_status status = gbi_engine_open(
-      o->comms, job->world, gbi_policy_scratch_max(d->topology, chunk),
-      &job->watch, job->area, &params.engine, error);
   gb_group *group = NULL;
-  if (status == GB_OK) {
-    memset(o->comms, 0, sizeof o->comms); /* given to the engine */
-    status = gbi_group_open(&params, &group, error);
-    if (status != GB_OK) gbi_engine_close(params.engine);
-  }
-  free(members);
-  __atomic_store_n(&job->group, group, __ATOMIC_RELEASE);
+  bool settled; /* either way the job ends: see tell */
+  gb_status status =
+      gbi_connect_group(o->job, &o->world, &group, &settled, error);
+  set_world(o->job, group);
   return status;
 }
 
@@ -424,11 +228,29 @@ static void announce(const gb_job *job) {
            d->bridge_reason);
 }
 
+static gb_status specify_world(opener *o, gb_error *error) {
+  gb_job *job = o->job;
+  const gbi_discovery *d = job->discovery;
+  o->all = gbi_malloc(sizeof *o->all * (size_t)job->world);
+  if (!o->all) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a list");
+  for (int r = 0; r < job->world; r++) o->all[r] = r;
+  o->world = (gbi_group_spec){.ranks = o->all,
+                              .count = job->world,
+                              .me = job->rank,
+                              .topology = d->topology,
+                              .who = (const char *const *)job->who,
+                              .policy = gbi_policy_find(d->policy),
+                              .bridge = d->bridge,
+                              .timeout_ms = job->timeout_ms,
+                              .deadline_ns = o->deadline_ns};
+  return GB_OK;
+}
+
 static gb_status open_parts(opener *o, gb_error *error) {
   GBI_TRY(name_ranks(o->job, error));
   GBI_TRY(list_facts(o->job, error));
+  GBI_TRY(specify_world(o, error));
   GBI_TRY(join_host(o, error));
-  GBI_TRY(connect_comms(o, error));
   return open_world(o, error);
 }
 
@@ -498,7 +320,10 @@ static void forget(gb_job *job) {
 /* ---- open and close ---- */
 
 static void free_job(gb_job *job) {
-  if (job->group) gbi_group_free(job->group);
+  gb_group *world = job->group;
+  gbi_subgroups_free(job);
+  set_world(job, NULL);
+  if (world) gbi_group_free(world);
   gbi_control_close(job->control);
   gbi_hostarea_close(job->area);
   gbi_discovery_free(job->discovery);
@@ -508,6 +333,7 @@ static void free_job(gb_job *job) {
   free(job->facts_at);
   gbi_watch_fini(&job->watch);
   pthread_mutex_destroy(&job->connect_lock);
+  gbi_subgroups_fini(job);
   free(job);
 }
 
@@ -543,6 +369,9 @@ gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
   job->timeout_ms = params.timeout_ms ? params.timeout_ms : DEFAULT_TIMEOUT_MS;
   gbi_watch_init(&job->watch);
   pthread_mutex_init(&job->connect_lock, NULL);
+  gbi_subgroups_init(job);
+  job->wait_hook = params.wait_hook;
+  job->wait_hook_arg = params.wait_hook_arg;
   opener o = {.job = job, .params = &params};
   o.deadline_ns = gbi_deadline_after_ms(job->timeout_ms);
   gb_status status = find_rank(&o, error);
@@ -551,11 +380,7 @@ gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
     status = open_steps(&o, error);
   }
   free(o.record);
-  for (int r = 0; r < GBI_RESOURCES; r++)
-    if (o.comms[r]) {
-      o.comms[r]->ops->stop(o.comms[r]);
-      o.comms[r]->ops->close(o.comms[r]);
-    }
+  free(o.all);
   if (status != GB_OK) {
     free_job(job);
     return status;
@@ -569,6 +394,7 @@ gb_status gbi_job_close(gb_job *job, gb_error *error) {
   if (!job) return GB_OK;
   if (job->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
   forget(job);
+  gbi_subgroups_drain(job);
   gbi_group_drain(job->group);
   gbi_control_goodbye(job->control, gbi_deadline_after_ms(GOODBYE_MS));
   gbi_engine_stop(gbi_group_engine(job->group));

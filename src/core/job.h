@@ -10,6 +10,14 @@
 
 #include <pthread.h>
 
+/* The groups besides the world; see core/subgroup.h. */
+typedef struct gbi_subgroups {
+  pthread_mutex_t open_lock; /* level 1: one is set up at a time */
+  pthread_mutex_t lock;      /* level 5: the list */
+  struct gbi_subgroup *first;
+  struct gbi_membership *memberships; /* how often each list was opened */
+} gbi_subgroups;
+
 struct gb_job {
   unsigned fork_count;
   int rank, world;
@@ -22,6 +30,9 @@ struct gb_job {
   gbi_hostarea *connecting_area;
   gbi_comm *connecting[GBI_RESOURCES];
   gb_group *group;          /* the world */
+  gbi_subgroups subgroups;  /* all others */
+  int (*wait_hook)(void *arg);
+  void *wait_hook_arg;
   gbi_watch watch;
   char **who;               /* by global rank, for texts */
   gb_pair *facts;           /* all ranks' facts, one after another */
@@ -34,5 +45,9 @@ gb_status gbi_job_open(const gb_job_params *params, gb_job **job_p,
                        gb_error *error);
 gb_status gbi_job_close(gb_job *job, gb_error *error);
 void gbi_job_abort(gb_job *job, const char *reason);
+
+/* The job has failed: whoever sleeps or connects in this process looks up. Any
+ * thread. */
+void gbi_job_wake(gb_job *job);
 
 #endif

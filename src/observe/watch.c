@@ -152,6 +152,7 @@ static void show(const gbi_watch_call *call, gb_in_flight *out, uint64_t now) {
       out->phases_done[out->phases_done_count++] = call->record.phases[i].name;
   memcpy(out->thread, call->thread, sizeof out->thread);
   out->age_ns = now - call->record.start_ns;
+  out->group = call->record.group;
 }
 
 int gbi_watch_in_flight(gbi_watch *watch, gb_in_flight *list, int max) {

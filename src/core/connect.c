@@ -1,0 +1,237 @@
+#include "core/connect.h"
+
+#include "base/memory.h"
+#include "bridge/bridge.h"
+#include "ccl/ccl.h"
+#include "core/settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ONE_HOST_CHUNK_BYTES = 256 * 1024 };
+enum { COMM_ADDRESS_MAX = 8192 };
+
+typedef struct connector {
+  gb_job *job;
+  const gbi_group_spec *spec;
+  gbi_comm *comms[GBI_RESOURCES];
+} connector;
+
+gb_status gbi_connect_exchange(gb_job *job, const gbi_group_spec *spec,
+                               const gb_error *problem, const gbi_writer *blob,
+                               gbi_blobs *blobs, gb_error *error) {
+  return gbi_control_exchange(job->control, spec->id, spec->ranks, spec->count,
+                              spec->me, problem, blob->data, blob->used,
+                              spec->deadline_ns, blobs, error);
+}
+
+void gbi_connect_watch(gb_job *job, gbi_hostarea *area, gbi_comm **comms) {
+  pthread_mutex_lock(&job->connect_lock);
+  job->connecting_area = area;
+  for (int r = 0; r < GBI_RESOURCES; r++)
+    job->connecting[r] = comms ? comms[r] : NULL;
+  pthread_mutex_unlock(&job->connect_lock);
+  if ((area || comms) && gbi_control_failed(job->control, NULL))
+    gbi_job_wake(job);
+}
+
+/* ---- communicators ---- */
+
+/* Group ranks of the members of this rank's communicator on `resource`, none
+ * when it has none. Returns how many; *me_p: this rank's place. */
+static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
+                        int *me_p) {
+  const gbi_topology *t = spec->topology;
+  const gbi_island *island = &t->islands[t->island_of[spec->me]];
+  int count = 0;
+  *me_p = -1;
+  if (resource == GBI_ON_ISLAND) {
+    count = island->count;
+    memcpy(ranks, island->ranks, sizeof *ranks * (size_t)count);
+  } else if (resource == GBI_ON_BRIDGE && t->islands_count > 1 &&
+             island->leader == spec->me) {
+    for (int i = 0; i < t->islands_count; i++)
+      ranks[count++] = t->islands[i].leader;
+  } else if (resource == GBI_ON_WORLD && spec->policy->uses_world) {
+    for (int r = 0; r < spec->count; r++) ranks[count++] = r;
+  }
+  for (int i = 0; i < count; i++)
+    if (ranks[i] == spec->me) *me_p = i;
+  return count;
+}
+
+static gb_status open_comm(connector *c, int resource, gb_error *error) {
+  gb_job *job = c->job;
+  const gbi_group_spec *spec = c->spec;
+  const gbi_discovery *d = job->discovery;
+  size_t n = (size_t)spec->count;
+  int *ranks = gbi_malloc(sizeof *ranks * n * 2), me;
+  gbi_member *members = gbi_calloc(n, sizeof *members);
+  if (!ranks || !members) {
+    free(ranks);
+    free(members);
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
+  }
+  int count = comm_members(spec, resource, ranks, &me);
+  int *hosts = ranks + n;
+  for (int i = 0; i < count; i++) {
+    int rank = spec->ranks[ranks[i]];
+    members[i] = (gbi_member){rank, gbi_hostarea_index_of(job->area, rank),
+                              d->records[rank].hostname, d->labels[rank]};
+    hosts[i] = spec->topology->host_of[ranks[i]];
+  }
+  gbi_transport_params params = {
+      .members = members,
+      .members_count = count,
+      .me = me,
+      .area = job->area,
+      .auth = gbi_control_auth(job->control),
+      .group = spec->id,
+      .comm = (uint32_t)resource,
+      .store_host = gbi_control_store_host(job->control),
+      .timeout_ms = spec->timeout_ms,
+  };
+  gb_status status = GB_OK;
+  if (count && resource == GBI_ON_BRIDGE)
+    status = gbi_bridge_open(gbi_transport_find(spec->bridge), &params,
+                             &c->comms[resource], error);
+  else if (count)
+    status = gbi_ccl_host_open(&params, hosts, &c->comms[resource], error);
+  free(ranks);
+  free(members);
+  return status;
+}
+
+/* A rank's blob: per resource, a blob that is empty without a communicator. */
+static void put_addresses(connector *c, gbi_writer *out) {
+  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES; r++) {
+    uint8_t raw[COMM_ADDRESS_MAX];
+    gbi_writer one;
+    gbi_writer_init(&one, raw, sizeof raw);
+    if (c->comms[r]) c->comms[r]->ops->address(c->comms[r], &one);
+    gbi_put_blob(out, raw, one.used);
+    out->bad |= one.bad;
+  }
+}
+
+static gb_status connect_comm(connector *c, int resource,
+                              const gbi_blobs *blobs, gb_error *error) {
+  const gbi_group_spec *spec = c->spec;
+  gbi_comm *comm = c->comms[resource];
+  if (!comm) return GB_OK;
+  size_t n = (size_t)spec->count;
+  int *ranks = gbi_malloc(sizeof *ranks * n), me;
+  gbi_reader *addresses = gbi_malloc(sizeof *addresses * n);
+  gb_status status = GB_OK;
+  if (!ranks || !addresses)
+    status = gbi_fail(error, GB_ERR_MEMORY, "no memory for addresses");
+  int count = status == GB_OK ? comm_members(spec, resource, ranks, &me) : 0;
+  for (int i = 0; i < count; i++) {
+    gbi_reader all = blobs->items[ranks[i]];
+    for (int r = GBI_ON_ISLAND; r <= resource; r++) {
+      size_t bytes;
+      const uint8_t *data = gbi_get_blob(&all, &bytes);
+      gbi_reader_init(&addresses[i], data, bytes);
+    }
+    int rank = spec->ranks[ranks[i]];
+    if (all.bad)
+      status = gbi_fail_rank(error, GB_ERR_PROTOCOL, rank,
+                             "rank %d sent a malformed address", rank);
+  }
+  if (status == GB_OK)
+    status = comm->ops->connect(comm, addresses, spec->deadline_ns, error);
+  free(ranks);
+  free(addresses);
+  return status;
+}
+
+/* Opens, exchanges addresses, connects, and makes sure that all did. */
+static gb_status connect_comms(connector *c, bool *settled_p,
+                               gb_error *error) {
+  gbi_writer out;
+  gbi_writer_init_growing(&out);
+  gb_error problem = {0};
+  gb_status status = GB_OK;
+  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
+    status = open_comm(c, r, &problem);
+  if (status == GB_OK) put_addresses(c, &out);
+  gbi_blobs blobs = {0};
+  status = gbi_connect_exchange(c->job, c->spec,
+                                status == GB_OK ? NULL : &problem, &out,
+                                &blobs, error);
+  gbi_writer_fini(&out);
+  *settled_p = status != GB_OK;
+  if (status != GB_OK) return status;
+  gbi_connect_watch(c->job, NULL, c->comms);
+  for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
+    status = connect_comm(c, r, &blobs, error);
+  gbi_connect_watch(c->job, NULL, NULL);
+  gbi_blobs_free(&blobs);
+  if (status != GB_OK) return status;
+  status = gbi_connect_exchange(c->job, c->spec, NULL, &out, &blobs, error);
+  gbi_blobs_free(&blobs);
+  return status;
+}
+
+/* ---- the group ---- */
+
+/* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
+ * should still be in the cache when it goes over the bridge and is handed out.
+ * A function of what all ranks agreed on, so that all cut alike. */
+static uint64_t chunk_bytes(const gbi_topology *topology) {
+  uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
+  /* Nothing to hand out: the bridge cuts pieces of its own. */
+  if (topology->islands_count == topology->world) return chunk;
+  if (topology->hosts_count > 1) return chunk;
+  return GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+}
+
+static gb_status make_group(connector *c, gb_group **group_p,
+                            gb_error *error) {
+  gb_job *job = c->job;
+  const gbi_group_spec *spec = c->spec;
+  uint64_t chunk = chunk_bytes(spec->topology);
+  gbi_group_params params = {
+      .id = spec->id,
+      .rank = spec->me,
+      .world = spec->count,
+      .members = spec->ranks,
+      .who = spec->who,
+      .topology = spec->topology,
+      .policy = spec->policy,
+      .bridge = spec->bridge,
+      .chunk_bytes = chunk,
+      .job = job,
+      .control = job->control,
+      .watch = &job->watch,
+      .waiter = gbi_hostarea_waiter(job->area),
+      .timeout_ms = spec->timeout_ms,
+      .warn_after_ms =
+          (uint64_t)gbi_core_setting("GPUBRIDGE_WARN_AFTER") * 1000,
+      .queue_max = (int)gbi_core_setting("GPUBRIDGE_ASYNC_QUEUE"),
+      .wait_hook = job->wait_hook,
+      .wait_hook_arg = job->wait_hook_arg,
+  };
+  GBI_TRY(gbi_engine_open(c->comms, spec->count,
+                          gbi_policy_scratch_max(spec->topology, chunk),
+                          &job->watch, job->area, &params.engine, error));
+  memset(c->comms, 0, sizeof c->comms); /* given to the engine */
+  gb_status status = gbi_group_open(&params, group_p, error);
+  if (status != GB_OK) gbi_engine_close(params.engine);
+  return status;
+}
+
+gb_status gbi_connect_group(gb_job *job, const gbi_group_spec *spec,
+                            gb_group **group_p, bool *settled_p,
+                            gb_error *error) {
+  connector c = {.job = job, .spec = spec};
+  *settled_p = false;
+  gb_status status = connect_comms(&c, settled_p, error);
+  if (status == GB_OK) status = make_group(&c, group_p, error);
+  for (int r = 0; r < GBI_RESOURCES; r++) {
+    if (!c.comms[r]) continue;
+    c.comms[r]->ops->stop(c.comms[r]);
+    c.comms[r]->ops->close(c.comms[r]);
+  }
+  return status;
+}
