@@ -84,8 +84,10 @@ typedef enum gbi_op {
 
 typedef struct gbi_call {
   uint64_t seq;   /* the group's sequence number */
-  uint64_t count; /* elements of the call's larger buffer */
-  int32_t root;   /* group rank, -1 when the op has none */
+  uint64_t count; /* elements of the call's larger buffer; gather, scatter: of
+                     one row; all_to_all: 0 */
+  int32_t root;   /* group rank, -1 when the op has none; the v ops: 31 bits
+                     that stand for the rows' lengths */
   uint8_t op;     /* gbi_op */
   uint8_t dtype;  /* gb_dtype; 255 for barrier */
   uint8_t redop;  /* gb_redop; 255 when the op has none */

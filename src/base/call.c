@@ -53,21 +53,31 @@ bool gbi_call_equal(const gbi_call *a, const gbi_call *b) {
          a->op == b->op && a->dtype == b->dtype && a->redop == b->redop;
 }
 
+static bool has_lengths(const gbi_call *call) {
+  return call->op == GBI_OP_ALL_GATHER_V || call->op == GBI_OP_REDUCE_SCATTER_V;
+}
+
 void gbi_call_text(const gbi_call *call, char *buffer, size_t bytes) {
   gbi_text text;
   gbi_text_init(&text, buffer, bytes);
   gbi_text_add(&text, "%s number %" PRIu64, gbi_op_name(call->op), call->seq);
   if (call->op == GBI_OP_BARRIER) return;
-  gbi_text_add(&text, " of %" PRIu64 " %s", call->count,
-               gb_dtype_name((gb_dtype)call->dtype));
+  gbi_text_add(&text, " of ");
+  if (call->op != GBI_OP_ALL_TO_ALL)
+    gbi_text_add(&text, "%" PRIu64 " ", call->count);
+  gbi_text_add(&text, "%s", gb_dtype_name((gb_dtype)call->dtype));
   if (call->redop != 255)
     gbi_text_add(&text, ", %s", gb_redop_name((gb_redop)call->redop));
-  if (call->root >= 0) gbi_text_add(&text, " from rank %d", (int)call->root);
+  if (call->root < 0 || has_lengths(call)) return;
+  bool onto = call->op == GBI_OP_REDUCE || call->op == GBI_OP_GATHER;
+  gbi_text_add(&text, " %s rank %d", onto ? "onto" : "from", (int)call->root);
 }
 
 gb_status gbi_fail_mismatch(gb_error *error, int rank_a, const gbi_call *a,
                             int rank_b, const gbi_call *b) {
   char text_a[160], text_b[160];
+  bool lengths = has_lengths(a) && a->op == b->op && a->count == b->count &&
+                 a->root != b->root;
   /* The lower rank first, so that both sides write the same sentence. */
   if (rank_b < rank_a) {
     int rank = rank_a;
@@ -79,7 +89,8 @@ gb_status gbi_fail_mismatch(gb_error *error, int rank_a, const gbi_call *a,
   gbi_call_text(b, text_b, sizeof text_b);
   return gbi_fail_rank(
       error, GB_ERR_MISMATCH, rank_b,
-      "ranks disagree: rank %d called %s, rank %d called %s. Every rank must "
+      "ranks disagree: rank %d called %s, rank %d called %s%s. Every rank must "
       "make the same calls in the same order with the same sizes and types",
-      rank_a, text_a, rank_b, text_b);
+      rank_a, text_a, rank_b, text_b,
+      lengths ? ", and the rows' lengths differ" : "");
 }
