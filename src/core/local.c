@@ -1,26 +1,32 @@
 #include "core/local.h"
 
+#include "comm/comm.h"
 #include "device/host/reduce.h"
 
 #include <string.h>
 
 enum { FOLD_ELEMENTS = 256 };
 
-/* Rows of float16 summed in float32, a few elements at a time. */
+static int divisor_of(const gbi_coll *coll, int world) {
+  return coll->redop == GB_AVG ? world : 1;
+}
+
+/* Rows reduced in the wide type, a few elements at a time. */
 static void fold_wide(const gbi_coll *coll, const uint8_t *rows, uint8_t *out,
                       size_t count, int world) {
-  size_t size = gb_dtype_bytes((gb_dtype)coll->dtype);
-  gbi_reduce_fn add = gbi_reduce_kernel(GB_FLOAT32, GB_SUM);
-  float sum[FOLD_ELEMENTS], row[FOLD_ELEMENTS];
+  gb_dtype dtype = (gb_dtype)coll->dtype;
+  size_t size = gb_dtype_bytes(dtype);
+  gbi_reduce_fn combine =
+      gbi_reduce_kernel(gbi_wide_dtype(dtype), gbi_comm_redop(coll->redop));
+  double sum[FOLD_ELEMENTS], row[FOLD_ELEMENTS]; /* room for any wide type */
   for (size_t at = 0; at < count; at += FOLD_ELEMENTS) {
     size_t n = GBI_MIN((size_t)FOLD_ELEMENTS, count - at);
-    gbi_widen(sum, rows + at * size, n, (gb_dtype)coll->dtype);
+    gbi_wide_load(sum, rows + at * size, n, dtype, 1);
     for (int r = 1; r < world; r++) {
-      gbi_widen(row, rows + ((size_t)r * count + at) * size, n,
-                (gb_dtype)coll->dtype);
-      add(sum, row, n);
+      gbi_wide_load(row, rows + ((size_t)r * count + at) * size, n, dtype, 1);
+      combine(sum, row, n);
     }
-    gbi_narrow_divide(out + at * size, sum, n, (gb_dtype)coll->dtype, world);
+    gbi_wide_store(out + at * size, sum, n, dtype, divisor_of(coll, world));
   }
 }
 
@@ -32,8 +38,8 @@ static void fold(const gbi_coll *coll, const uint8_t *rows, uint8_t *out,
   }
   gb_dtype dtype = (gb_dtype)coll->dtype;
   size_t bytes = count * gb_dtype_bytes(dtype);
-  gb_redop op = coll->redop == GB_AVG ? GB_SUM : (gb_redop)coll->redop;
-  gbi_reduce_fn combine = gbi_reduce_kernel(dtype, op);
+  gbi_reduce_fn combine =
+      gbi_reduce_kernel(dtype, gbi_comm_redop(coll->redop));
   memcpy(out, rows, bytes);
   for (int r = 1; r < world; r++) combine(out, rows + (size_t)r * bytes, count);
   if (coll->redop == GB_AVG) gbi_divide(out, count, dtype, world);
@@ -48,9 +54,11 @@ void gbi_local_run(const gbi_coll *coll, const gbi_step *step, const void *src,
     case GBI_DO_COPY:
       if (src != dst) memcpy(dst, src, count * gb_dtype_bytes(dtype));
       break;
-    case GBI_DO_WIDEN: gbi_widen(dst, src, count, dtype); break;
+    case GBI_DO_WIDEN: gbi_wide_load(dst, src, count, dtype, 1); break;
     case GBI_DO_DIVIDE: gbi_divide(dst, count, dtype, world); break;
-    case GBI_DO_NARROW: gbi_narrow_divide(dst, src, count, dtype, world); break;
+    case GBI_DO_NARROW:
+      gbi_wide_store(dst, src, count, dtype, divisor_of(coll, world));
+      break;
     default: fold(coll, src, dst, count, world);
   }
 }

@@ -19,11 +19,15 @@ bool gbi_coll_equal(const gbi_coll *a, const gbi_coll *b) {
 }
 
 bool gbi_coll_is_wide(const gbi_coll *coll) {
-  return coll->redop == GB_AVG && coll->dtype == GB_FLOAT16;
+  if (coll->redop == GB_PREMUL_SUM) return true;
+  if (coll->redop == GB_AVG && coll->dtype == GB_FLOAT16) return true;
+  return coll->redop != 255 &&
+         gbi_dtype_class((gb_dtype)coll->dtype) == GBI_CLASS_FLOAT8;
 }
 
 gb_dtype gbi_step_dtype(const gbi_plan *plan, const gbi_step *step) {
-  return step->wide ? GB_FLOAT32 : (gb_dtype)plan->coll.dtype;
+  gb_dtype dtype = (gb_dtype)plan->coll.dtype;
+  return step->wide ? gbi_wide_dtype(dtype) : dtype;
 }
 
 gbi_plan *gbi_plan_new(const gbi_coll *coll) {

@@ -87,7 +87,8 @@ typedef struct gbi_coll {
                       reduce_scatter: of one slice */
 } gbi_coll;
 bool gbi_coll_equal(const gbi_coll *a, const gbi_coll *b);
-/* float16 averages travel as float32 sums, so that they cannot overflow. */
+/* Whether sums travel in gbi_wide_dtype: averages of float16, so that they
+ * cannot overflow; float8, which is rounded once; premultiplied sums. */
 bool gbi_coll_is_wide(const gbi_coll *coll);
 
 typedef struct gbi_plan {

@@ -47,7 +47,9 @@ gb_status gbi_policy_plan(const gbi_policy_ops *policy,
 
 uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total) {
-  uint64_t bytes = gb_dtype_bytes((gb_dtype)plan->coll.dtype);
+  gb_dtype dtype = (gb_dtype)plan->coll.dtype;
+  if (gbi_coll_is_wide(&plan->coll)) dtype = gbi_wide_dtype(dtype);
+  uint64_t bytes = gb_dtype_bytes(dtype);
   uint64_t chunk = GBI_MAX(env->chunk_bytes / bytes, 1);
   if (total / chunk >= GBI_CHUNKS_MAX) chunk = total / GBI_CHUNKS_MAX + 1;
   uint64_t line = 64 / bytes;
@@ -56,7 +58,7 @@ uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
 
 uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
                                 uint64_t chunk_bytes) {
-  /* A chunk is rounded up to a line of 64 bytes and doubles for wide sums; the
-   * rows of `flat` are at least one element each. */
-  return (chunk_bytes + 64) * 2 * GBI_SLOTS + 8 * (uint64_t)topology->world;
+  /* A chunk is rounded up to a line of 64 bytes; the rows of `flat` are at
+   * least one element each. */
+  return (chunk_bytes + 64) * GBI_SLOTS + 16 * (uint64_t)topology->world;
 }
