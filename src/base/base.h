@@ -94,6 +94,20 @@ typedef struct gbi_call {
   uint8_t spare;  /* 0 */
 } gbi_call;
 
+/* What sort of numbers a type holds. */
+typedef enum gbi_class {
+  GBI_CLASS_NONE, /* an unknown code */
+  GBI_CLASS_INTEGER,
+  GBI_CLASS_BOOL,
+  GBI_CLASS_FLOATING,
+  GBI_CLASS_FLOAT8,
+  GBI_CLASS_COMPLEX
+} gbi_class;
+gbi_class gbi_dtype_class(gb_dtype dtype);
+/* The type that sums travel in where a collective is wide (plan/plan.h):
+ * float32 for float16, bfloat16 and float8, for others the type itself. */
+gb_dtype gbi_wide_dtype(gb_dtype dtype);
+
 bool gbi_call_equal(const gbi_call *a, const gbi_call *b);
 /* "all_reduce number 12 of 5 float32, sum": the same words everywhere. */
 void gbi_call_text(const gbi_call *call, char *buffer, size_t bytes);

@@ -23,9 +23,62 @@ const char *gb_dtype_name(gb_dtype dtype) {
 }
 
 const char *gb_redop_name(gb_redop op) {
-  static const char *const names[] = {"sum", "avg", "max", "min"};
+  static const char *const names[] = {"sum",  "avg", "max",  "min", "product",
+                                      "band", "bor", "bxor", "premul_sum"};
   size_t index = (size_t)(unsigned)op;
   return index < GBI_COUNT(names) ? names[index] : "unknown";
+}
+
+gbi_class gbi_dtype_class(gb_dtype dtype) {
+  switch (dtype) {
+    case GB_INT8:
+    case GB_UINT8:
+    case GB_INT16:
+    case GB_UINT16:
+    case GB_INT32:
+    case GB_UINT32:
+    case GB_INT64:
+    case GB_UINT64: return GBI_CLASS_INTEGER;
+    case GB_BOOL: return GBI_CLASS_BOOL;
+    case GB_FLOAT16:
+    case GB_BFLOAT16:
+    case GB_FLOAT32:
+    case GB_FLOAT64: return GBI_CLASS_FLOATING;
+    case GB_FLOAT8_E4M3FN:
+    case GB_FLOAT8_E5M2:
+    case GB_FLOAT8_E4M3FNUZ:
+    case GB_FLOAT8_E5M2FNUZ: return GBI_CLASS_FLOAT8;
+    case GB_COMPLEX64:
+    case GB_COMPLEX128: return GBI_CLASS_COMPLEX;
+    default: return GBI_CLASS_NONE;
+  }
+}
+
+gb_dtype gbi_wide_dtype(gb_dtype dtype) {
+  bool narrow = dtype == GB_FLOAT16 || dtype == GB_BFLOAT16 ||
+                gbi_dtype_class(dtype) == GBI_CLASS_FLOAT8;
+  return narrow ? GB_FLOAT32 : dtype;
+}
+
+/* Bit c of row r: class c can be reduced with r. */
+int gb_redop_supported(gb_redop op, gb_dtype dtype) {
+  enum {
+    INTEGERS = 1 << GBI_CLASS_INTEGER,
+    BOOLS = 1 << GBI_CLASS_BOOL,
+    FLOATS = 1 << GBI_CLASS_FLOATING | 1 << GBI_CLASS_FLOAT8,
+    COMPLEX = 1 << GBI_CLASS_COMPLEX,
+    ORDERED = INTEGERS | BOOLS | FLOATS
+  };
+  static const uint8_t classes[GB_REDOP_COUNT] = {
+      [GB_SUM] = ORDERED | COMPLEX, [GB_AVG] = FLOATS | COMPLEX,
+      [GB_MAX] = ORDERED,           [GB_MIN] = ORDERED,
+      [GB_PRODUCT] = ORDERED,       [GB_BAND] = INTEGERS | BOOLS,
+      [GB_BOR] = INTEGERS | BOOLS,  [GB_BXOR] = INTEGERS | BOOLS,
+      [GB_PREMUL_SUM] = FLOATS,
+  };
+  size_t index = (size_t)(unsigned)op;
+  return index < GBI_COUNT(classes) &&
+         classes[index] >> gbi_dtype_class(dtype) & 1;
 }
 
 const char *gbi_op_name(int op) {

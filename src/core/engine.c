@@ -236,7 +236,6 @@ static void start_on_comm(gbi_engine *engine, lane *l, gbi_task *task,
   const gbi_step *step = &task->plan->steps[index];
   gb_dtype dtype = gbi_step_dtype(task->plan, step);
   size_t size = gb_dtype_bytes(dtype);
-  uint8_t redop = task->plan->coll.redop;
   gbi_comm_step out = {
       .kind = kinds[step->verb],
       .call = task->call,
@@ -247,7 +246,7 @@ static void start_on_comm(gbi_engine *engine, lane *l, gbi_task *task,
       .dst = resolve(task, step->dst, size),
       .count = step->count,
       .dtype = dtype,
-      .redop = redop == GB_MAX || redop == GB_MIN ? (gb_redop)redop : GB_SUM,
+      .redop = gbi_comm_redop(task->plan->coll.redop),
   };
   flying *f = &l->flying[l->count++];
   f->task = task;

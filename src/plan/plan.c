@@ -22,17 +22,18 @@ bool gbi_coll_equal(const gbi_coll *a, const gbi_coll *b) {
           !memcmp(a->counts, b->counts, a->counts_count * sizeof *a->counts));
 }
 
-bool gbi_coll_is_scaled(const gbi_coll *coll) { return coll->redop == 8; }
+bool gbi_coll_is_scaled(const gbi_coll *coll) { return coll->redop == GB_PREMUL_SUM; }
 
 bool gbi_coll_is_wide(const gbi_coll *coll) {
-  return gbi_coll_is_scaled(coll) ||
-         (coll->redop == GB_AVG && coll->dtype == GB_FLOAT16);
+  if (gbi_coll_is_scaled(coll)) return true;
+  if (coll->redop == GB_AVG && coll->dtype == GB_FLOAT16) return true;
+  return coll->redop != 255 &&
+         gbi_dtype_class((gb_dtype)coll->dtype) == GBI_CLASS_FLOAT8;
 }
 
 gb_dtype gbi_coll_travel_dtype(const gbi_coll *coll) {
   gb_dtype dtype = (gb_dtype)coll->dtype;
-  if (!gbi_coll_is_wide(coll)) return dtype;
-  return dtype == GB_FLOAT64 ? dtype : GB_FLOAT32;
+  return gbi_coll_is_wide(coll) ? gbi_wide_dtype(dtype) : dtype;
 }
 
 bool gbi_coll_in_place(const gbi_coll *coll) {
