@@ -30,7 +30,18 @@ extern "C" {
   X(GB_FLOAT16, 4, 2, "float16")                                               \
   X(GB_BFLOAT16, 5, 2, "bfloat16")                                             \
   X(GB_FLOAT32, 6, 4, "float32")                                               \
-  X(GB_FLOAT64, 7, 8, "float64")
+  X(GB_FLOAT64, 7, 8, "float64")                                               \
+  X(GB_INT16, 8, 2, "int16")                                                   \
+  X(GB_UINT16, 9, 2, "uint16")                                                 \
+  X(GB_UINT32, 10, 4, "uint32")                                                \
+  X(GB_UINT64, 11, 8, "uint64")                                                \
+  X(GB_BOOL, 12, 1, "bool")                                                    \
+  X(GB_FLOAT8_E4M3FN, 13, 1, "float8_e4m3fn")                                  \
+  X(GB_FLOAT8_E5M2, 14, 1, "float8_e5m2")                                      \
+  X(GB_FLOAT8_E4M3FNUZ, 15, 1, "float8_e4m3fnuz")                              \
+  X(GB_FLOAT8_E5M2FNUZ, 16, 1, "float8_e5m2fnuz")                              \
+  X(GB_COMPLEX64, 17, 8, "complex64")                                          \
+  X(GB_COMPLEX128, 18, 16, "complex128")
 
 typedef enum gb_dtype {
 #define GB_DTYPE_ENUM(name, number, bytes, text) name = number,
@@ -39,12 +50,22 @@ typedef enum gb_dtype {
   GB_DTYPE_COUNT
 } gb_dtype;
 
-/* AVG is a sum divided by the number of ranks; refused for integers. */
+/* Integers wrap. NaN in any contribution gives NaN. float16 and bfloat16 are
+ * combined in float32 and rounded in each step; a float8 type is reduced in
+ * float32 and rounded once, at the end: too large becomes 448 for e4m3fn (which
+ * saturates, as in PyTorch), infinity for e5m2, NaN for the fnuz types.
+ * bool is one byte; any byte but 0 is true, and two or more ranks get exactly 0
+ * or 1. SUM, MAX and BOR of bool are "or", PRODUCT, MIN and BAND are "and". */
 typedef enum gb_redop {
-  GB_SUM = 0,
-  GB_AVG = 1,
-  GB_MAX = 2,
+  GB_SUM = 0,        /* all types */
+  GB_AVG = 1,        /* sum over the number of ranks; floating and complex */
+  GB_MAX = 2,        /* all but complex, as are MIN and PRODUCT */
   GB_MIN = 3,
+  GB_PRODUCT = 4,
+  GB_BAND = 5,       /* bitwise: integers and bool */
+  GB_BOR = 6,
+  GB_BXOR = 7,
+  GB_PREMUL_SUM = 8, /* floating; only by the gb_*_scaled functions */
   GB_REDOP_COUNT
 } gb_redop;
 
@@ -52,6 +73,8 @@ typedef enum gb_redop {
 GB_API size_t gb_dtype_bytes(gb_dtype dtype);
 GB_API const char *gb_dtype_name(gb_dtype dtype);
 GB_API const char *gb_redop_name(gb_redop op);
+/* 1 if elements of `dtype` can be reduced with `op`, else 0. */
+GB_API int gb_redop_supported(gb_redop op, gb_dtype dtype);
 
 /* Elements in this process's memory. `data` may be NULL only with count 0 and
  * needs no alignment beyond a byte. */
@@ -77,8 +100,7 @@ GB_API gb_status gb_all_gather(gb_group *group, const gb_buffer *output,
                                const gb_buffer *input, gb_work **work_p,
                                gb_error *error) GB_MUST_CHECK;
 /* Slice r of the reduced input (output->count elements) goes to rank r; the
- * input is unchanged, except that `output` may be its slice `rank`. SUM, AVG,
- * MAX, MIN. */
+ * input is unchanged, except that `output` may be its slice `rank`. */
 GB_API gb_status gb_reduce_scatter(gb_group *group, const gb_buffer *output,
                                    const gb_buffer *input, gb_redop op,
                                    gb_work **work_p,

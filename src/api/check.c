@@ -1,15 +1,22 @@
 #include "api/check.h"
 
+static gb_status fail_dtype(const char *what, gb_dtype dtype,
+                            gb_error *error) {
+  char names[400];
+  gbi_text text;
+  gbi_text_init(&text, names, sizeof names);
+  for (int i = 0; i < GB_DTYPE_COUNT; i++)
+    gbi_text_add(&text, "%s%s", i ? ", " : "", gb_dtype_name((gb_dtype)i));
+  return gbi_fail(error, GB_ERR_TYPE,
+                  "the %s's dtype code %d is not supported. Supported: %s",
+                  what, (int)dtype, names);
+}
+
 gb_status gbi_check_buffer(const char *what, const gb_buffer *buffer, int world,
                            gb_error *error) {
   if (!buffer) return gbi_fail(error, GB_ERR_ARGUMENT, "the %s is NULL", what);
   size_t bytes = gb_dtype_bytes(buffer->dtype);
-  if (!bytes)
-    return gbi_fail(error, GB_ERR_TYPE,
-                    "the %s's dtype code %d is not supported. Supported: "
-                    "int8, uint8, int32, int64, float16, bfloat16, float32, "
-                    "float64",
-                    what, (int)buffer->dtype);
+  if (!bytes) return fail_dtype(what, buffer->dtype, error);
   if (buffer->count > (size_t)PTRDIFF_MAX / bytes / (size_t)world)
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "the %s has %zu elements, more than memory can hold", what,
@@ -21,20 +28,44 @@ gb_status gbi_check_buffer(const char *what, const gb_buffer *buffer, int world,
   return GB_OK;
 }
 
+static gb_status fail_redop(gb_redop op, gb_error *error) {
+  char names[200];
+  gbi_text text;
+  gbi_text_init(&text, names, sizeof names);
+  for (int i = 0; i < GB_REDOP_COUNT; i++)
+    gbi_text_add(&text, "%s%s", i ? ", " : "", gb_redop_name((gb_redop)i));
+  return gbi_fail(error, GB_ERR_ARGUMENT,
+                  "the reduction code %d is not supported. Supported: %s",
+                  (int)op, names);
+}
+
 gb_status gbi_check_redop(gb_redop op, gb_dtype dtype, gb_error *error) {
-  if ((unsigned)op >= GB_REDOP_COUNT)
+  const char *type = gb_dtype_name(dtype), *name = gb_redop_name(op);
+  if ((unsigned)op >= GB_REDOP_COUNT) return fail_redop(op, error);
+  if (op == GB_PREMUL_SUM)
     return gbi_fail(error, GB_ERR_ARGUMENT,
-                    "the reduction code %d is not supported. Supported: sum, "
-                    "avg, max, min",
-                    (int)op);
-  bool floating = dtype == GB_FLOAT16 || dtype == GB_BFLOAT16 ||
-                  dtype == GB_FLOAT32 || dtype == GB_FLOAT64;
-  if (op == GB_AVG && !floating)
+                    "premul_sum needs a factor. Call gb_all_reduce_scaled, "
+                    "gb_reduce_scaled or gb_reduce_scatter_scaled");
+  if (gb_redop_supported(op, dtype)) return GB_OK;
+  if (op == GB_AVG)
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "avg of integers (%s) is refused: dividing them needs a "
                     "rounding rule. Use sum and divide as you need",
-                    gb_dtype_name(dtype));
-  return GB_OK;
+                    type);
+  if (op == GB_PRODUCT)
+    return gbi_fail(error, GB_ERR_ARGUMENT,
+                    "product of %s is refused: complex numbers have sum and "
+                    "avg only. Gather the factors and multiply them",
+                    type);
+  if (op == GB_MAX || op == GB_MIN)
+    return gbi_fail(error, GB_ERR_ARGUMENT,
+                    "%s of %s is refused: complex numbers have no order. Use "
+                    "sum or avg, or reduce a real type",
+                    name, type);
+  return gbi_fail(error, GB_ERR_ARGUMENT,
+                  "%s of %s is refused: bitwise reductions are for integers "
+                  "and bool. Pass the bits as an integer type",
+                  name, type);
 }
 
 /* The buffer of one rank is a part of the other: NULL data or the row itself

@@ -84,13 +84,29 @@ typedef enum gbi_op {
 
 typedef struct gbi_call {
   uint64_t seq;   /* the group's sequence number */
-  uint64_t count; /* elements of the call's larger buffer */
-  int32_t root;   /* group rank, -1 when the op has none */
+  uint64_t count; /* elements of the call's larger buffer; gather, scatter: of
+                     one row; all_to_all: 0 */
+  int32_t root;   /* group rank, -1 when the op has none; the v ops: 31 bits
+                     that stand for the rows' lengths */
   uint8_t op;     /* gbi_op */
   uint8_t dtype;  /* gb_dtype; 255 for barrier */
   uint8_t redop;  /* gb_redop; 255 when the op has none */
   uint8_t spare;  /* 0 */
 } gbi_call;
+
+/* What sort of numbers a type holds. */
+typedef enum gbi_class {
+  GBI_CLASS_NONE, /* an unknown code */
+  GBI_CLASS_INTEGER,
+  GBI_CLASS_BOOL,
+  GBI_CLASS_FLOATING,
+  GBI_CLASS_FLOAT8,
+  GBI_CLASS_COMPLEX
+} gbi_class;
+gbi_class gbi_dtype_class(gb_dtype dtype);
+/* The type that sums travel in where a collective is wide (plan/plan.h):
+ * float32 for float16, bfloat16 and float8, for others the type itself. */
+gb_dtype gbi_wide_dtype(gb_dtype dtype);
 
 bool gbi_call_equal(const gbi_call *a, const gbi_call *b);
 /* "all_reduce number 12 of 5 float32, sum": the same words everywhere. */

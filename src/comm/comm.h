@@ -51,8 +51,16 @@ typedef struct gbi_comm_step {
   void *dst;
   size_t count;      /* elements, may be 0 */
   gb_dtype dtype;
-  gb_redop redop;    /* SUM, MAX, MIN: AVG never comes here */
+  gb_redop redop;    /* gbi_comm_redop: never AVG or PREMUL_SUM */
 } gbi_comm_step;
+
+/* What members do with each other's elements in a call's reduction: AVG and
+ * PREMUL_SUM are sums with work before or after. 255, no reduction: SUM. */
+static inline gb_redop gbi_comm_redop(uint8_t redop) {
+  bool itself = redop < GB_REDOP_COUNT && redop != GB_AVG &&
+                redop != GB_PREMUL_SUM;
+  return itself ? (gb_redop)redop : GB_SUM;
+}
 
 typedef struct gbi_comm gbi_comm;
 

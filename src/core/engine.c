@@ -102,6 +102,10 @@ void gbi_engine_close(gbi_engine *engine) {
 
 /* ---- tasks ---- */
 
+bool gbi_engine_has(const gbi_engine *engine, int resource) {
+  return engine->lanes[resource].comm;
+}
+
 gbi_task *gbi_engine_task(gbi_engine *engine) {
   for (int i = 0; i < GBI_TASKS; i++)
     if (!engine->tasks[i].active) return &engine->tasks[i];
@@ -211,6 +215,14 @@ static void phase_started(gbi_engine *engine, gbi_task *task, int phase) {
                   phase_steps(task->plan, phase));
 }
 
+/* Members number a step by its place on this resource: their plans differ
+ * elsewhere. Messages have numbers of their own: others' lists differ. */
+static uint32_t step_number(const gbi_task *task, const gbi_step *step) {
+  int r = step->resource;
+  return r == GBI_ON_MESH ? step->number
+                          : task->cursor[r] - task->plan->first[r];
+}
+
 static void start_on_comm(gbi_engine *engine, lane *l, gbi_task *task,
                           uint32_t index) {
   static const gbi_comm_kind kinds[] = {
@@ -218,25 +230,23 @@ static void start_on_comm(gbi_engine *engine, lane *l, gbi_task *task,
       [GBI_DO_BROADCAST] = GBI_COMM_BROADCAST,
       [GBI_DO_ALL_REDUCE] = GBI_COMM_ALL_REDUCE,
       [GBI_DO_TRANSFER] = GBI_COMM_TRANSFER,
+      [GBI_DO_SEND] = GBI_COMM_SEND,
+      [GBI_DO_RECV] = GBI_COMM_RECV,
   };
   const gbi_step *step = &task->plan->steps[index];
   gb_dtype dtype = gbi_step_dtype(task->plan, step);
   size_t size = gb_dtype_bytes(dtype);
-  uint8_t redop = task->plan->coll.redop;
   gbi_comm_step out = {
       .kind = kinds[step->verb],
       .call = task->call,
-      /* Members number a step by its place on this resource: their plans
-       * differ elsewhere. */
-      .step =
-          task->cursor[step->resource] - task->plan->first[step->resource],
+      .step = step_number(task, step),
       .root = step->root,
       .peer = step->peer,
       .src = resolve(task, step->src, size),
       .dst = resolve(task, step->dst, size),
       .count = step->count,
       .dtype = dtype,
-      .redop = redop == GB_MAX || redop == GB_MIN ? (gb_redop)redop : GB_SUM,
+      .redop = gbi_comm_redop(task->plan->coll.redop),
   };
   flying *f = &l->flying[l->count++];
   f->task = task;
@@ -259,7 +269,7 @@ static void run_on_rank(gbi_engine *engine, gbi_task *task, uint32_t index) {
   const gbi_step *step = &task->plan->steps[index];
   size_t size = gb_dtype_bytes((gb_dtype)task->plan->coll.dtype);
   gbi_local_run(&task->plan->coll, step, resolve(task, step->src, size),
-                resolve(task, step->dst, size), engine->world);
+                resolve(task, step->dst, size), engine->world, task->factor);
   finish_step(engine, task, index);
 }
 

@@ -23,6 +23,7 @@ typedef struct gbi_task {
   gbi_call call;
   const void *in;
   void *out;
+  double factor; /* of this rank's contribution: scaled calls */
   int watch_slot;
   void *owner; /* the group's */
   /* The engine's own. */
@@ -45,8 +46,9 @@ gb_status gbi_engine_open(gbi_comm *const comms[GBI_RESOURCES], int world,
                           uint64_t scratch_bytes, gbi_watch *watch,
                           gbi_hostarea *area, gbi_engine **engine_p,
                           gb_error *error);
-/* Takes a task in: fill plan, call, in, out, watch_slot, owner of the returned
- * one and call gbi_engine_begin. NULL: GBI_TASKS are in flight. */
+bool gbi_engine_has(const gbi_engine *engine, int resource);
+/* Takes a task in: fill plan, call, in, out, factor, watch_slot, owner of the
+ * returned one and call gbi_engine_begin. NULL: GBI_TASKS are in flight. */
 gbi_task *gbi_engine_task(gbi_engine *engine);
 gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task, gb_error *error);
 /* Starts and finishes what it can. *moved_p: anything happened. A failure names

@@ -165,10 +165,27 @@ static gb_status get_plan(gb_group *g, const gbi_coll *coll,
 
 /* ---- one call: begin and end, by the driver ---- */
 
-static uint64_t coll_elements(const gb_group *g, const gbi_coll *coll) {
+/* What all ranks must agree on. The ends of an all_to_all's parts know only
+ * their own lengths: each message is checked by itself. */
+static gbi_call identity_of(const gb_group *g, const gb_work *work) {
+  const gbi_coll *coll = &work->coll;
   bool many =
       coll->op == GBI_OP_ALL_GATHER || coll->op == GBI_OP_REDUCE_SCATTER;
-  return coll->count * (many ? (uint64_t)g->p.world : 1);
+  gbi_call call = {.seq = work->seq,
+                   .count = coll->count * (many ? (uint64_t)g->p.world : 1),
+                   .root = coll->root,
+                   .op = coll->op,
+                   .dtype = coll->dtype,
+                   .redop = coll->redop};
+  if (coll->op == GBI_OP_BARRIER) {
+    call.count = 0;
+    call.dtype = call.redop = 255;
+  } else if (coll->op == GBI_OP_ALL_TO_ALL) {
+    call.count = 0;
+  } else if (coll->counts_count) {
+    call.root = gbi_coll_counts_hash(coll);
+  }
+  return call;
 }
 
 static void note_started(gb_group *g, const gb_work *work) {
@@ -196,12 +213,14 @@ bool gbi_group_report(gb_group *g, gbi_call_state *state) {
   return true;
 }
 
+/* A record's bytes are those of the input; a scatter's, of the root's. */
 static gb_record describe_call(const gb_group *g, const gb_work *work) {
   const gbi_coll *coll = &work->coll;
   bool barrier = coll->op == GBI_OP_BARRIER;
-  bool output_is_larger = coll->op == GBI_OP_ALL_GATHER;
-  uint64_t elements =
-      output_is_larger ? coll->count : coll_elements(g, coll);
+  bool scatter = coll->op == GBI_OP_SCATTER;
+  uint64_t elements, out;
+  gbi_coll_extents(coll, scatter ? coll->root : g->p.rank, g->p.world,
+                   &elements, &out);
   return (gb_record){
       .seq = work->seq,
       .op = gbi_op_name(coll->op),
@@ -226,14 +245,10 @@ static gb_status begin_work(gb_group *g, gb_work *work, gb_error *error) {
   work->plan_users = &entry->users;
   gb_record record = describe_call(g, work);
   task->plan = entry->plan;
-  task->call = (gbi_call){.seq = work->seq,
-                          .count = barrier ? 0 : coll_elements(g, coll),
-                          .root = coll->root,
-                          .op = coll->op,
-                          .dtype = barrier ? 255 : coll->dtype,
-                          .redop = barrier ? 255 : coll->redop};
+  task->call = identity_of(g, work);
   task->in = barrier ? g->barrier_byte : work->in;
   task->out = barrier ? g->barrier_byte : work->out;
+  task->factor = work->factor;
   task->owner = work;
   task->watch_slot = gbi_watch_begin(g->p.watch, &record);
   work->task = task;
@@ -390,10 +405,11 @@ static bool overlap(const void *a, size_t a_bytes, const void *b,
 /* Bytes of a call's input and output on this rank. */
 static void call_bytes(const gb_group *g, const gbi_coll *coll, size_t *in,
                        size_t *out) {
-  size_t one = coll->count * gb_dtype_bytes((gb_dtype)coll->dtype);
-  size_t all = one * (size_t)g->p.world;
-  *in = coll->op == GBI_OP_REDUCE_SCATTER ? all : one;
-  *out = coll->op == GBI_OP_ALL_GATHER ? all : one;
+  size_t size = gb_dtype_bytes((gb_dtype)coll->dtype);
+  uint64_t in_elements, out_elements;
+  gbi_coll_extents(coll, g->p.rank, g->p.world, &in_elements, &out_elements);
+  *in = in_elements * size;
+  *out = out_elements * size;
 }
 
 /* Whether `work` writes what a call in flight uses, or reads what one writes:
@@ -687,27 +703,60 @@ void gbi_group_drain(gb_group *g) {
 
 /* ---- calls ---- */
 
-gb_status gbi_group_call(gb_group *g, const gbi_coll *coll, const void *in,
-                         void *out, gb_work **work_p, gb_error *error) {
-  notice_failure(g);
-  if (!work_p) {
-    gb_work work;
-    gbi_work_init(&work, g->works, coll, in, out);
-    return call_sync(g, &work, error);
-  }
+/* An exchange needs the mesh, unless there is nobody to exchange with. */
+static gb_status check_mesh(gb_group *g, const gbi_coll *coll,
+                            gb_error *error) {
+  if (!gbi_is_exchange(coll->op) || g->p.world == 1 ||
+      gbi_engine_has(g->p.engine, GBI_ON_MESH))
+    return GB_OK;
+  return gbi_fail(error, GB_ERR_UNSUPPORTED,
+                  "%s is not supported: this group has no connections between "
+                  "all of its ranks",
+                  gbi_op_name(coll->op));
+}
+
+/* A work for the queue, which owns all it needs; NULL: no memory. */
+static gb_work *new_work(gb_group *g, const gbi_coll *coll, const void *in,
+                         void *out, double factor) {
   gb_work *work = gbi_malloc(sizeof *work);
-  if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
-  gbi_work_init(work, g->works, coll, in, out);
+  uint64_t *counts = gbi_coll_copy_counts(coll);
+  if (!work || (coll->counts_count && !counts)) {
+    free(work);
+    free(counts);
+    return NULL;
+  }
+  gbi_work_init(work, g->works, coll, in, out, factor);
+  if (counts) work->coll.counts = work->counts = counts;
   atomic_fetch_add(&g->works->holds, 1);
   work->hook = g->p.wait_hook;
   work->hook_arg = g->p.wait_hook_arg;
   atomic_store(&work->holds, 2);
+  return work;
+}
+
+gb_status gbi_group_call_scaled(gb_group *g, const gbi_coll *coll,
+                                const void *in, void *out, double factor,
+                                gb_work **work_p, gb_error *error) {
+  GBI_TRY(check_mesh(g, coll, error));
+  notice_failure(g);
+  if (!work_p) {
+    gb_work work;
+    gbi_work_init(&work, g->works, coll, in, out, factor);
+    return call_sync(g, &work, error);
+  }
+  gb_work *work = new_work(g, coll, in, out, factor);
+  if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
   gb_status status = call_async(g, work, error);
   if (status == GB_OK) {
     *work_p = work;
   } else {
-    free(work);
-    gbi_works_release(g->works);
+    gbi_work_release(work);
+    gbi_work_release(work);
   }
   return status;
+}
+
+gb_status gbi_group_call(gb_group *g, const gbi_coll *coll, const void *in,
+                         void *out, gb_work **work_p, gb_error *error) {
+  return gbi_group_call_scaled(g, coll, in, out, 1, work_p, error);
 }

@@ -47,9 +47,13 @@ void gbi_group_drain(gb_group *group);
 void gbi_group_free(gb_group *group);
 
 /* A checked call. in and out as the plan's GBI_IN and GBI_OUT. NULL work_p:
- * blocks. */
+ * blocks. Lengths in `coll` are borrowed until it returns. */
 gb_status gbi_group_call(gb_group *group, const gbi_coll *coll, const void *in,
                          void *out, gb_work **work_p, gb_error *error);
+/* The same for a reduction that multiplies this rank's contribution. */
+gb_status gbi_group_call_scaled(gb_group *group, const gbi_coll *coll,
+                                const void *in, void *out, double factor,
+                                gb_work **work_p, gb_error *error);
 /* Runs queued calls on the calling thread until the group is drained. */
 void gbi_group_serve(gb_group *group);
 /* For other ranks' questions. Any thread. */

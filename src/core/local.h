@@ -4,7 +4,8 @@
 
 #include "plan/plan.h"
 
+/* factor: what LOAD multiplies by. */
 void gbi_local_run(const gbi_coll *coll, const gbi_step *step, const void *src,
-                   void *dst, int world);
+                   void *dst, int world, double factor);
 
 #endif

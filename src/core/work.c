@@ -39,13 +39,14 @@ void gbi_works_wait(gbi_works *works, int most_ms) {
 }
 
 void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
-                   const void *in, void *out) {
+                   const void *in, void *out, double factor) {
   memset(work, 0, offsetof(gb_work, error));
   gbi_error_clear(&work->error);
   atomic_init(&work->holds, 1);
   work->coll = *coll;
   work->in = in;
   work->out = out;
+  work->factor = factor;
   work->seq = UINT64_MAX;
   work->task = NULL;
   work->works = works;
@@ -111,5 +112,6 @@ void gbi_work_release(gb_work *work) {
   if (!work) return;
   if (atomic_fetch_sub(&work->holds, 1) != 1) return;
   gbi_works_release(work->works);
+  free(work->counts);
   free(work);
 }

@@ -25,9 +25,11 @@ void gbi_works_wait(gbi_works *works, int most_ms);
 struct gb_work {
   atomic_int holds; /* the caller's and the library's */
   gb_work *next;    /* in the queue */
-  gbi_coll coll;
+  gbi_coll coll; /* lengths: a queued work's own, `counts`; else borrowed */
+  uint64_t *counts;
   const void *in;
   void *out;
+  double factor;
   bool queued; /* async */
   bool done;
   gb_error error; /* status GB_OK: success */
@@ -42,7 +44,7 @@ struct gb_work {
 };
 
 void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
-                   const void *in, void *out);
+                   const void *in, void *out, double factor);
 /* The public calls of coll.h, whose contracts hold. */
 gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error);
 gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error);

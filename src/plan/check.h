@@ -2,11 +2,14 @@
  *
  * It runs every rank's plan in one process on symbolic data, with the strictest
  * reading of a communicator: a step moves data only when every member has
- * started it. It reports
+ * started it; a message of the mesh when both ends have, and a rank has room for
+ * GBI_CHECK_WINDOW of them in flight. Calls whose small buffer may be this
+ * rank's row of the large one run a second time like that. It reports
  *   - a communicator whose members list different steps,
+ *   - a message without its counterpart, of another length, or sent twice,
  *   - a deadlock (nobody can start or finish a step),
- *   - a wrong result: an element not reduced, reduced twice, misplaced, or an
- *     input that was changed,
+ *   - a wrong result: an element not reduced, reduced twice, misplaced, not
+ *     loaded with its rank's factor or not stored, or an input that was changed,
  *   - a hazard: two steps of one rank that touch the same memory, one of them
  *     writing, with no dependency between them,
  *   - a scratch reference outside plan->scratch_bytes.
@@ -18,8 +21,14 @@
 #include "plan/plan.h"
 #include "plan/topology.h"
 
+#define GBI_CHECK_WINDOW 2
+
 /* plans[r]: rank r's plan. GB_ERR_INTERNAL with the reason. */
 gb_status gbi_plans_check(const gbi_topology *topology,
                           const gbi_plan *const *plans, gb_error *error);
+/* The same with room for `window` messages, 1 to 16, in flight at each rank. */
+gb_status gbi_plans_check_window(const gbi_topology *topology,
+                                 const gbi_plan *const *plans, int window,
+                                 gb_error *error);
 
 #endif

@@ -2,12 +2,14 @@
  *
  * A plan is what one rank does for one collective: a bounded list of steps. A
  * step runs on a resource (the island's communicator, the bridge, the world's
- * communicator of the `flat` policy, or the rank itself) over one contiguous
- * range of elements. Steps of one resource start in the order of the list, as
- * soon as what they depend on is done; several may be in flight.
+ * communicator of the `flat` policy, the mesh of single messages, or the rank
+ * itself) over one contiguous range of elements. Steps of one resource start in
+ * the order of the list, as soon as what they depend on is done; several may be
+ * in flight.
  *
  * All ranks' plans of one call fit together: every member of a communicator
- * lists the same steps on it in the same order. check.h proves that.
+ * lists the same steps on it in the same order, and every send on the mesh has
+ * its receive. check.h proves that.
  *
  * Plans are made by policies, run by the engine, cached by call shape. A plan
  * is immutable once made; any thread may read it. */
@@ -25,6 +27,7 @@ typedef enum gbi_resource {
   GBI_ON_ISLAND, /* members: the island's ranks, ascending */
   GBI_ON_BRIDGE, /* members: the leaders, ascending */
   GBI_ON_WORLD,  /* members: all ranks */
+  GBI_ON_MESH,   /* members: all ranks; each lists its own messages only */
   GBI_RESOURCES
 } gbi_resource;
 
@@ -34,13 +37,16 @@ typedef enum gbi_verb {
   GBI_DO_BROADCAST,
   GBI_DO_ALL_REDUCE,
   GBI_DO_TRANSFER,
+  /* On the mesh: src to rank `peer`, dst from it. */
+  GBI_DO_SEND,
+  GBI_DO_RECV,
   /* On the rank. */
   GBI_DO_COPY,   /* src to dst, same dtype; nothing when they are one */
-  GBI_DO_WIDEN,  /* half src to float32 dst */
+  GBI_DO_LOAD,   /* src times the call's factor, to dst of the wide type */
   GBI_DO_DIVIDE, /* dst by the world size, in place */
-  GBI_DO_NARROW, /* float32 src by the world size, to half dst */
-  GBI_DO_FOLD    /* dst = row 0 (op) row 1 ..., rows of `count` at src; an AVG
-                    is divided too, and a float16 one summed in float32 */
+  GBI_DO_STORE,  /* wide src, for an AVG by the world size, to dst */
+  GBI_DO_FOLD    /* dst = row 0 (op) row 1 ..., rows of `count` at src, wide
+                    ones where the step is wide; an AVG is divided too */
 } gbi_verb;
 
 /* Phase names of spec 4.9; NONE is not shown. */
@@ -51,6 +57,7 @@ typedef enum gbi_phase_id {
   GBI_PHASE_BRIDGE,
   GBI_PHASE_ISLAND_BROADCAST,
   GBI_PHASE_ISLAND_SCATTER,
+  GBI_PHASE_EXCHANGE, /* the mesh */
   GBI_PHASES
 } gbi_phase_id;
 const char *gbi_phase_name(int phase); /* "island-reduce"; static */
@@ -69,8 +76,9 @@ static inline gbi_ref gbi_ref_to(gbi_place place, uint64_t offset) {
 
 typedef struct gbi_step {
   uint8_t resource, verb, phase;
-  uint8_t wide;       /* communicator steps: elements are float32 sums */
+  uint8_t wide;       /* elements are of the wide type (a fold's: its src's) */
   int32_t root, peer; /* member indices */
+  uint32_t number;    /* mesh: equal on the two ends of a message */
   gbi_ref src, dst;
   uint64_t count;     /* elements */
   /* Steps [from, from + count) must be done first; two ranges. */
@@ -83,15 +91,38 @@ typedef struct gbi_coll {
   uint8_t dtype;   /* gb_dtype */
   uint8_t redop;   /* gb_redop, 255 none */
   int32_t root;    /* group rank, -1 none */
-  uint64_t count;  /* all_reduce, broadcast: elements; all_gather: of one row;
-                      reduce_scatter: of one slice */
+  uint64_t count;  /* all_reduce, broadcast, reduce: elements; all_gather and
+                      gather: of one row; reduce_scatter and scatter: of one
+                      slice; the v ops: of all rows; all_to_all: of one part */
+  /* Elements of each row: of the v ops, one entry a rank; of an all_to_all
+   * whose parts differ, this rank's parts of the input, then those of the
+   * output (`count` is then 0). NULL for equal rows. Borrowed. */
+  const uint64_t *counts;
+  uint32_t counts_count;
 } gbi_coll;
 bool gbi_coll_equal(const gbi_coll *a, const gbi_coll *b);
-/* float16 averages travel as float32 sums, so that they cannot overflow. */
+/* Whether a call's elements travel in gbi_wide_dtype, into which each rank loads
+ * them and from which the result is stored: averages of float16, so that they
+ * cannot overflow; float8, which is rounded once; scaled sums. */
 bool gbi_coll_is_wide(const gbi_coll *coll);
+/* Contributions are multiplied by each rank's own factor. */
+bool gbi_coll_is_scaled(const gbi_coll *coll);
+/* The type that a call's elements travel in. */
+gb_dtype gbi_coll_travel_dtype(const gbi_coll *coll);
+/* IN and OUT are one memory: all_reduce, broadcast, reduce. */
+bool gbi_coll_in_place(const gbi_coll *coll);
+/* A copy of the lengths, to own and free; NULL: none, or no memory. */
+uint64_t *gbi_coll_copy_counts(const gbi_coll *coll);
+/* Elements of the input and the output of `rank`. */
+void gbi_coll_extents(const gbi_coll *coll, int rank, int world, uint64_t *in,
+                      uint64_t *out);
+/* What of the lengths ranks must agree on: 31 bits of them, -1 without any. */
+int32_t gbi_coll_counts_hash(const gbi_coll *coll);
 
 typedef struct gbi_plan {
-  gbi_coll coll;
+  gbi_coll coll;      /* with lengths of its own */
+  uint64_t *rows;     /* where each row begins and the last ends, NULL for equal
+                         rows; an all_to_all's output parts follow */
   gbi_step *steps;
   uint32_t count;
   uint32_t capacity;
@@ -105,6 +136,11 @@ typedef struct gbi_plan {
 
 gbi_plan *gbi_plan_new(const gbi_coll *coll);
 void gbi_plan_free(gbi_plan *plan);
+/* Where row `row` begins in the buffer of all rows (all_to_all: in the input),
+ * in elements; row = world: its end. */
+uint64_t gbi_plan_row_at(const gbi_plan *plan, int row);
+/* The same in the output of an all_to_all. */
+uint64_t gbi_plan_out_at(const gbi_plan *plan, int row);
 /* Appends a copy; returns its index. On failure plan->failed is set. */
 uint32_t gbi_plan_add(gbi_plan *plan, const gbi_step *step);
 /* The last call: MEMORY when the plan failed. */

@@ -36,7 +36,10 @@ gb_status gbi_policy_plan(const gbi_policy_ops *policy,
                           gbi_plan **plan_p, gb_error *error) {
   gbi_plan *plan = gbi_plan_new(coll);
   if (!plan) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a plan");
-  policy->plan(env, plan);
+  if (gbi_is_exchange(coll->op))
+    gbi_plan_exchange(env, plan);
+  else
+    policy->plan(env, plan);
   gb_status status = gbi_plan_seal(plan, error);
   if (status != GB_OK)
     gbi_plan_free(plan);
@@ -47,16 +50,17 @@ gb_status gbi_policy_plan(const gbi_policy_ops *policy,
 
 uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total) {
-  uint64_t bytes = gb_dtype_bytes((gb_dtype)plan->coll.dtype);
+  uint64_t bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll));
   uint64_t chunk = GBI_MAX(env->chunk_bytes / bytes, 1);
   if (total / chunk >= GBI_CHUNKS_MAX) chunk = total / GBI_CHUNKS_MAX + 1;
+  chunk = GBI_MIN(chunk, GBI_MAX(total, 1));
   uint64_t line = 64 / bytes;
   return chunk > line ? (chunk + line - 1) / line * line : chunk;
 }
 
 uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
                                 uint64_t chunk_bytes) {
-  /* A chunk is rounded up to a line of 64 bytes and doubles for wide sums; the
-   * rows of `flat` are at least one element each. */
-  return (chunk_bytes + 64) * 2 * GBI_SLOTS + 8 * (uint64_t)topology->world;
+  /* A chunk is rounded up to a line of 64 bytes; the rows of `flat` are at
+   * least one element each. */
+  return (chunk_bytes + 64) * GBI_SLOTS + 16 * (uint64_t)topology->world;
 }

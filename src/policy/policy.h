@@ -3,7 +3,8 @@
  * May call base and plan. A policy turns (topology, collective, settings) into
  * one rank's plan. It is pure: no I/O, no sockets, no streams, no clock. It
  * changes how data travels, never what is computed; `flat` is the slow
- * reference that all others are compared with.
+ * reference that all others are compared with. Exchanges (gather, scatter,
+ * all_to_all) travel the same way under every policy: exchange.c.
  *
  * Adding one: a file here and a line in policy.c. */
 #ifndef GBI_POLICY_POLICY_H
@@ -55,9 +56,13 @@ uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
 #define GBI_LOOKAHEAD 4
 #define GBI_SLOTS (GBI_LOOKAHEAD + 2) /* scratch slots of one chunk */
 
-/* Elements per chunk for `total` elements of the plan's type: chunk_bytes, at
- * least 1, larger when GBI_CHUNKS_MAX would be passed. Aligned to 64 bytes. */
+/* Elements per chunk for `total` elements: chunk_bytes of the type they travel
+ * in, at least 1, larger when GBI_CHUNKS_MAX would be passed, no more than there
+ * are. Aligned to 64 bytes. */
 uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total);
+/* gather, scatter and all_to_all. */
+bool gbi_is_exchange(int op);
+void gbi_plan_exchange(const gbi_policy_env *env, gbi_plan *plan);
 
 #endif

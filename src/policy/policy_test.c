@@ -31,27 +31,123 @@ static gbi_topology *make_topology(const int *islands, int world) {
   return topology;
 }
 
-static void make_plans(const gbi_policy_ops *policy,
-                       const gbi_topology *topology, const gbi_coll *coll,
-                       uint64_t chunk_bytes, gbi_plan **plans) {
-  for (int r = 0; r < topology->world; r++) {
-    gbi_policy_env env = {topology, r, chunk_bytes};
-    GB_CHECK_OK(gbi_policy_plan(policy, &env, coll, &plans[r], NULL));
-    GB_CHECK(plans[r]->scratch_bytes <=
-             gbi_policy_scratch_max(topology, chunk_bytes));
+/* What is called; the lengths of rows: equal, differing, or all zero. */
+typedef enum lengths { EQUAL, MIXED, EMPTY } lengths;
+typedef struct shape {
+  uint8_t op, dtype, redop;
+  lengths lengths;
+} shape;
+
+static const shape shapes[] = {
+    {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, EQUAL},
+    {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_AVG, EQUAL},
+    {GBI_OP_ALL_REDUCE, GB_FLOAT16, GB_AVG, EQUAL},
+    {GBI_OP_ALL_REDUCE, GB_BFLOAT16, GB_PREMUL_SUM, EQUAL},
+    {GBI_OP_REDUCE, GB_FLOAT32, GB_SUM, EQUAL},
+    {GBI_OP_REDUCE, GB_FLOAT64, GB_AVG, EQUAL},
+    {GBI_OP_REDUCE, GB_FLOAT16, GB_AVG, EQUAL},
+    {GBI_OP_REDUCE, GB_FLOAT64, GB_PREMUL_SUM, EQUAL},
+    {GBI_OP_BROADCAST, GB_INT64, 255, EQUAL},
+    {GBI_OP_ALL_GATHER, GB_UINT8, 255, EQUAL},
+    {GBI_OP_ALL_GATHER_V, GB_FLOAT32, 255, MIXED},
+    {GBI_OP_ALL_GATHER_V, GB_INT64, 255, EMPTY},
+    {GBI_OP_REDUCE_SCATTER, GB_FLOAT64, GB_MAX, EQUAL},
+    {GBI_OP_REDUCE_SCATTER, GB_FLOAT32, GB_AVG, EQUAL},
+    {GBI_OP_REDUCE_SCATTER, GB_FLOAT16, GB_AVG, EQUAL},
+    {GBI_OP_REDUCE_SCATTER, GB_FLOAT32, GB_PREMUL_SUM, EQUAL},
+    {GBI_OP_REDUCE_SCATTER_V, GB_INT32, GB_SUM, MIXED},
+    {GBI_OP_REDUCE_SCATTER_V, GB_FLOAT32, GB_AVG, MIXED},
+    {GBI_OP_REDUCE_SCATTER_V, GB_FLOAT16, GB_AVG, MIXED},
+    {GBI_OP_REDUCE_SCATTER_V, GB_FLOAT16, GB_AVG, EMPTY},
+    {GBI_OP_GATHER, GB_FLOAT32, 255, EQUAL},
+    {GBI_OP_SCATTER, GB_INT8, 255, EQUAL},
+    {GBI_OP_ALL_TO_ALL, GB_FLOAT32, 255, EQUAL},
+    {GBI_OP_ALL_TO_ALL, GB_FLOAT64, 255, MIXED},
+    {GBI_OP_ALL_TO_ALL, GB_UINT8, 255, EMPTY},
+};
+
+/* One call on all ranks of a topology. */
+typedef struct call {
+  const gbi_topology *topology;
+  gbi_coll coll;
+  uint64_t *lengths; /* row lengths, or part [from][to] of an all_to_all */
+  uint64_t *parts;   /* [rank]: its two lists */
+  gbi_plan **plans;
+} call;
+
+static void init_lengths(call *c, const shape *s, uint64_t count) {
+  size_t n = (size_t)c->topology->world;
+  bool table = s->op == GBI_OP_ALL_TO_ALL;
+  c->lengths = calloc(table ? n * n : n, sizeof *c->lengths);
+  for (size_t i = 0; i < (table ? n * n : n) && s->lengths == MIXED; i++)
+    c->lengths[i] = dice(3) ? dice((uint32_t)count + 1) : 0;
+  c->coll.count = 0;
+  if (!table) {
+    for (size_t i = 0; i < n; i++) c->coll.count += c->lengths[i];
+    return;
+  }
+  c->parts = calloc(n * n * 2, sizeof *c->parts);
+  for (size_t r = 0; r < n; r++)
+    for (size_t k = 0; k < n; k++) {
+      c->parts[r * 2 * n + k] = c->lengths[r * n + k];
+      c->parts[r * 2 * n + n + k] = c->lengths[k * n + r];
+    }
+}
+
+static void call_init(call *c, const shape *s, const gbi_topology *topology,
+                      uint64_t count) {
+  bool rooted = s->op == GBI_OP_BROADCAST || s->op == GBI_OP_REDUCE ||
+                s->op == GBI_OP_GATHER || s->op == GBI_OP_SCATTER;
+  *c = (call){.topology = topology,
+              .coll = {.op = s->op,
+                       .dtype = s->dtype,
+                       .redop = s->redop,
+                       .root = -1,
+                       .count = count}};
+  if (rooted) c->coll.root = (int32_t)dice((uint32_t)topology->world);
+  if (s->lengths != EQUAL) init_lengths(c, s, count);
+  c->plans = calloc((size_t)topology->world, sizeof(gbi_plan *));
+}
+
+static void call_fini(call *c) {
+  for (int r = 0; r < c->topology->world; r++) gbi_plan_free(c->plans[r]);
+  free(c->plans);
+  free(c->lengths);
+  free(c->parts);
+}
+
+static void call_plan(call *c, const gbi_policy_ops *policy,
+                      uint64_t chunk_bytes) {
+  int world = c->topology->world;
+  for (int r = 0; r < world; r++) {
+    gbi_policy_env env = {c->topology, r, chunk_bytes};
+    gbi_coll coll = c->coll;
+    if (c->lengths) {
+      coll.counts = c->parts ? c->parts + (size_t)r * 2 * (size_t)world
+                             : c->lengths;
+      coll.counts_count = (uint32_t)world * (c->parts ? 2 : 1);
+    }
+    GB_CHECK_OK(gbi_policy_plan(policy, &env, &coll, &c->plans[r], NULL));
+    GB_CHECK(c->plans[r]->scratch_bytes <=
+             gbi_policy_scratch_max(c->topology, chunk_bytes));
   }
 }
 
-static gb_status check_one(const gbi_policy_ops *policy,
-                           const gbi_topology *topology, const gbi_coll *coll,
-                           uint64_t chunk_bytes, gb_error *error) {
-  gbi_plan **plans = calloc((size_t)topology->world, sizeof *plans);
-  make_plans(policy, topology, coll, chunk_bytes, plans);
-  gb_status status =
-      gbi_plans_check(topology, (const gbi_plan *const *)plans, error);
-  for (int r = 0; r < topology->world; r++) gbi_plan_free(plans[r]);
-  free(plans);
-  return status;
+static void check_one(const gbi_policy_ops *policy, const shape *s,
+                      const gbi_topology *topology, uint64_t count,
+                      uint64_t chunk_bytes) {
+  call c;
+  gb_error error;
+  call_init(&c, s, topology, count);
+  call_plan(&c, policy, chunk_bytes);
+  if (gbi_plans_check(topology, (const gbi_plan *const *)c.plans, &error))
+    gb_test_fail(__FILE__, __LINE__,
+                 "%s, world %d, %d islands, %s of type %d, redop %d, root %d, "
+                 "lengths %d, count %llu: %s",
+                 policy->name, topology->world, topology->islands_count,
+                 gbi_op_name(s->op), s->dtype, s->redop, (int)c.coll.root,
+                 (int)s->lengths, (unsigned long long)count, error.text);
+  call_fini(&c);
 }
 
 static const gbi_policy_ops *const policies[] = {
@@ -60,31 +156,13 @@ static const gbi_policy_ops *const policies[] = {
 
 static void check_topology(const gbi_topology *topology, uint64_t count,
                            uint64_t chunk_bytes) {
-  static const gbi_coll shapes[] = {
-      {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, -1, 0},
-      {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_AVG, -1, 0},
-      {GBI_OP_ALL_REDUCE, GB_FLOAT16, GB_AVG, -1, 0},
-      {GBI_OP_BROADCAST, GB_INT64, 255, 0, 0},
-      {GBI_OP_ALL_GATHER, GB_UINT8, 255, -1, 0},
-      {GBI_OP_REDUCE_SCATTER, GB_FLOAT64, GB_MAX, -1, 0},
-      {GBI_OP_REDUCE_SCATTER, GB_FLOAT32, GB_AVG, -1, 0},
-      {GBI_OP_REDUCE_SCATTER, GB_FLOAT16, GB_AVG, -1, 0},
-  };
   for (size_t p = 0; p < GBI_COUNT(policies); p++) {
     if (!policies[p]->fits(topology)) continue;
-    if (policies[p]->uses_world && topology->world > 64) continue;
+    if (policies[p]->uses_world && topology->world > 16) continue;
     for (size_t s = 0; s < GBI_COUNT(shapes); s++) {
-      gbi_coll coll = shapes[s];
-      coll.count = count;
-      if (coll.op == GBI_OP_BROADCAST)
-        coll.root = (int32_t)dice((uint32_t)topology->world);
-      gb_error error;
-      if (check_one(policies[p], topology, &coll, chunk_bytes, &error))
-        gb_test_fail(__FILE__, __LINE__,
-                     "%s, world %d, %d islands, shape %zu, count %llu: %s",
-                     policies[p]->name, topology->world,
-                     topology->islands_count, s, (unsigned long long)count,
-                     error.text);
+      /* Exchanges are the same under every policy. */
+      if (policies[p]->uses_world && gbi_is_exchange(shapes[s].op)) continue;
+      check_one(policies[p], &shapes[s], topology, count, chunk_bytes);
     }
   }
 }
@@ -134,36 +212,59 @@ GB_TEST(policy, four_thousand_ranks, .timeout_ms = 240000) {
     for (int r = 0; r < WORLD; r++)
       islands[r] = layout ? r / 8 % 2 : r * 4 / WORLD;
     gbi_topology *t = make_topology(islands, WORLD);
-    static const gbi_coll shapes[] = {
-        {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, -1, 100},
-        {GBI_OP_BROADCAST, GB_INT64, 255, 77, 100},
-        {GBI_OP_ALL_GATHER, GB_FLOAT32, 255, -1, 1},
+    static const struct {
+      shape shape;
+      uint64_t count;
+    } large[] = {
+        {{GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, EQUAL}, 100},
+        {{GBI_OP_REDUCE, GB_FLOAT16, GB_AVG, EQUAL}, 100},
+        {{GBI_OP_BROADCAST, GB_INT64, 255, EQUAL}, 100},
+        {{GBI_OP_ALL_GATHER, GB_FLOAT32, 255, EQUAL}, 1},
+        {{GBI_OP_GATHER, GB_FLOAT32, 255, EQUAL}, 3},
+        {{GBI_OP_SCATTER, GB_FLOAT32, 255, EQUAL}, 3},
     };
-    for (size_t s = 0; s < GBI_COUNT(shapes); s++) {
-      gb_error error;
-      if (check_one(&gbi_policy_reduce_bridge_broadcast, t, &shapes[s], 4096,
-                    &error))
-        gb_test_fail(__FILE__, __LINE__, "shape %zu: %s", s, error.text);
-    }
+    for (size_t i = 0; i < GBI_COUNT(large); i++)
+      check_one(&gbi_policy_reduce_bridge_broadcast, &large[i].shape, t,
+                large[i].count, 4096);
     gbi_topology_free(t);
   }
 }
 
-/* A plan of several chunks on 2 + 2 ranks, damaged by `harm` on one rank. */
-static void check_harm(void (*harm)(gbi_plan *plan), const char *words) {
-  int islands[] = {0, 0, 1, 1};
-  gbi_topology *t = make_topology(islands, 4);
-  gbi_coll coll = {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_AVG, -1, 100};
-  gbi_plan *plans[4];
-  make_plans(&gbi_policy_reduce_bridge_broadcast, t, &coll, 64, plans);
-  harm(plans[0]);
-  gb_error error;
-  GB_CHECK_INT(gbi_plans_check(t, (const gbi_plan *const *)plans, &error),
-               GB_ERR_INTERNAL);
-  GB_CHECK_TEXT(error.text, words);
-  for (int r = 0; r < 4; r++) gbi_plan_free(plans[r]);
+/* Rounds of all_to_all where each rank has hundreds of messages and room for
+ * two. */
+GB_TEST(policy, all_to_all_of_many, .timeout_ms = 120000) {
+  enum { WORLD = 256 };
+  static int islands[WORLD];
+  for (int r = 0; r < WORLD; r++) islands[r] = r / 8 % 2;
+  gbi_topology *t = make_topology(islands, WORLD);
+  shape s = {GBI_OP_ALL_TO_ALL, GB_FLOAT32, 255, EQUAL};
+  check_one(&gbi_policy_reduce_bridge_broadcast, &s, t, 2, 4096);
+  s.lengths = MIXED;
+  check_one(&gbi_policy_reduce_bridge_broadcast, &s, t, 3, 4096);
   gbi_topology_free(t);
 }
+
+/* A plan of several chunks on 2 + 2 ranks, damaged by `harm` on some. */
+static void check_harm(shape s, int window, int ranks,
+                       void (*harm)(gbi_plan *plan), const char *words) {
+  int islands[] = {0, 0, 1, 1};
+  gbi_topology *t = make_topology(islands, 4);
+  call c;
+  gb_error error;
+  call_init(&c, &s, t, 100);
+  if (c.coll.root >= 0) c.coll.root = 1;
+  call_plan(&c, &gbi_policy_reduce_bridge_broadcast, 64);
+  for (int r = 0; r < ranks; r++) harm(c.plans[r]);
+  GB_CHECK_INT(gbi_plans_check_window(t, (const gbi_plan *const *)c.plans,
+                                      window, &error),
+               GB_ERR_INTERNAL);
+  GB_CHECK_TEXT(error.text, words);
+  call_fini(&c);
+  gbi_topology_free(t);
+}
+static const shape average = {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_AVG, EQUAL};
+static const shape scaled = {GBI_OP_REDUCE, GB_FLOAT32, GB_PREMUL_SUM, EQUAL};
+static const shape exchange = {GBI_OP_ALL_TO_ALL, GB_FLOAT32, 255, EQUAL};
 
 static void drop_dependency(gbi_plan *plan) {
   for (uint32_t i = 0; i < plan->count; i++)
@@ -203,17 +304,80 @@ static void swap_order(gbi_plan *plan) {
 }
 
 GB_TEST(policy, checker_sees_a_missing_dependency) {
-  check_harm(drop_dependency, "neither waits");
+  check_harm(average, 2, 1, drop_dependency, "neither waits");
 }
 GB_TEST(policy, checker_sees_different_steps) {
-  check_harm(change_count, "differs between ranks");
+  check_harm(average, 2, 1, change_count, "differs between ranks");
 }
 GB_TEST(policy, checker_sees_an_unordered_write) {
-  check_harm(divide_wrong_place, "neither waits");
+  check_harm(average, 2, 1, divide_wrong_place, "neither waits");
 }
 GB_TEST(policy, checker_sees_a_wrong_result) {
-  check_harm(drop_divide, "wrong result");
+  check_harm(average, 2, 1, drop_divide, "wrong result");
 }
 GB_TEST(policy, checker_sees_another_order) {
-  check_harm(swap_order, "differs between ranks");
+  check_harm(average, 2, 1, swap_order, "differs between ranks");
+}
+
+/* The leader, which is not the root, loads without its factor. */
+static void copy_for_load(gbi_plan *plan) {
+  for (uint32_t i = 0; i < plan->count; i++)
+    if (plan->steps[i].verb == GBI_DO_LOAD)
+      plan->steps[i].verb = GBI_DO_COPY;
+}
+GB_TEST(policy, checker_sees_an_unscaled_contribution) {
+  check_harm(scaled, 2, 1, copy_for_load, "wrong result");
+}
+/* The leader keeps the sum in its own buffer, which a reduce must not touch. */
+static void keep_the_sum(gbi_plan *plan) {
+  gbi_step *last = NULL;
+  for (uint32_t i = 0; i < plan->count; i++)
+    if (plan->steps[i].verb == GBI_DO_TRANSFER) last = &plan->steps[i];
+  gbi_step store = {.resource = GBI_ON_RANK,
+                    .verb = GBI_DO_STORE,
+                    .src = last->src,
+                    .dst = {GBI_OUT, 0},
+                    .count = 1,
+                    .deps = {{0, plan->count}}};
+  gbi_plan_add(plan, &store);
+  free(plan->order);
+  GB_CHECK_OK(gbi_plan_seal(plan, NULL));
+}
+GB_TEST(policy, checker_sees_a_changed_buffer) {
+  check_harm(scaled, 2, 1, keep_the_sum, "input was changed");
+}
+
+static gbi_step *nth_message(gbi_plan *plan, uint32_t n) {
+  return &plan->steps[plan->order[plan->first[GBI_ON_MESH] + n]];
+}
+static void lose_a_message(gbi_plan *plan) { nth_message(plan, 0)->number = 9; }
+static void shorten_a_message(gbi_plan *plan) { nth_message(plan, 1)->count--; }
+static void repeat_a_message(gbi_plan *plan) {
+  nth_message(plan, 2)->peer = nth_message(plan, 0)->peer;
+}
+/* All sends, then all receives: three of them do not fit into two. */
+static void send_first(gbi_plan *plan) {
+  uint32_t *order = plan->order + plan->first[GBI_ON_MESH], kept[6];
+  memcpy(kept, order, sizeof kept);
+  for (uint32_t i = 0; i < 3; i++) {
+    order[i] = kept[2 * i];
+    order[i + 3] = kept[2 * i + 1];
+  }
+}
+GB_TEST(policy, checker_sees_a_message_without_its_end) {
+  check_harm(exchange, 2, 1, lose_a_message, "deadlock");
+}
+GB_TEST(policy, checker_sees_a_message_of_another_length) {
+  check_harm(exchange, 2, 1, shorten_a_message, "which expects");
+}
+GB_TEST(policy, checker_sees_a_message_twice) {
+  check_harm(exchange, 2, 1, repeat_a_message, "two messages to");
+}
+/* With room for one message all ranks send and nobody receives; with room for
+ * two so do ranks that put all their sends first. */
+GB_TEST(policy, checker_sees_a_window_that_is_too_small) {
+  check_harm(exchange, 1, 0, NULL, "deadlock");
+}
+GB_TEST(policy, checker_sees_sends_before_receives) {
+  check_harm(exchange, 2, 4, send_first, "deadlock");
 }

@@ -9,6 +9,7 @@
  *   all_gather, per run of rows: as a broadcast of that run from its island
  *   reduce_scatter, per run of slices that belong to B:
  *     members --reduce--> leader ===reduce===> leader --slice--> its rank
+ *   reduce onto a rank of B: as a reduce_scatter whose only slice is that rank's
  *
  * Only what the other side needs crosses the bridge. Chunks are pipelined: the
  * island works on chunk c + GBI_LOOKAHEAD while the bridge has chunk c and the
@@ -37,8 +38,15 @@ typedef struct maker {
   bool leads;
   bool alone; /* the island has one rank: it needs no island steps */
   bool wide;
-  uint64_t bytes; /* of one element of the call */
+  uint64_t bytes; /* of one element on its way */
 } maker;
+
+/* Where rank r's row begins; a reduce is one row, the root's. */
+static uint64_t row_at(const maker *m, int r) {
+  const gbi_coll *coll = &m->plan->coll;
+  if (coll->op == GBI_OP_REDUCE) return r <= coll->root ? 0 : coll->count;
+  return gbi_plan_row_at(m->plan, r);
+}
 
 static void depend(gbi_step *step, uint32_t from, uint32_t count) {
   int slot = step->deps[0].count ? 1 : 0;
@@ -85,7 +93,7 @@ static uint32_t reduce_chunk(maker *m, uint64_t at, uint64_t n, gbi_ref place,
   uint32_t last_from = free_from, last_count = free_count;
   gbi_ref out = gbi_ref_to(GBI_OUT, at);
   if (m->wide) {
-    last_from = add_local(m, GBI_DO_WIDEN, gbi_ref_to(GBI_IN, at), place, n,
+    last_from = add_local(m, GBI_DO_LOAD, gbi_ref_to(GBI_IN, at), place, n,
                           last_from, last_count);
     last_count = 1;
   }
@@ -103,7 +111,7 @@ static uint32_t reduce_chunk(maker *m, uint64_t at, uint64_t n, gbi_ref place,
   depend(&step, last_from, last_count);
   last_from = gbi_plan_add(m->plan, &step);
   if (m->wide)
-    last_from = add_local(m, GBI_DO_NARROW, place, out, n, last_from, 1);
+    last_from = add_local(m, GBI_DO_STORE, place, out, n, last_from, 1);
   else if (m->plan->coll.redop == GB_AVG)
     last_from = add_local(m, GBI_DO_DIVIDE, out, out, n, last_from, 1);
   return last_from;
@@ -123,7 +131,7 @@ static void plan_all_reduce(maker *m) {
   uint64_t count = m->plan->coll.count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, count);
   uint64_t chunks = count ? (count + chunk - 1) / chunk : 1;
-  uint64_t slot_bytes = chunk * 4;
+  uint64_t slot_bytes = chunk * m->bytes;
   if (m->wide) m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
   uint32_t done[GBI_SLOTS] = {0}; /* last step of the chunk in each slot */
   for (uint64_t c = 0; c < chunks + GBI_LOOKAHEAD; c++) {
@@ -149,21 +157,22 @@ static void plan_all_reduce(maker *m) {
 /* A range of OUT that one island gives to all others. */
 typedef struct unit {
   int island;
-  int rank; /* broadcast: the source; -1: rows of several ranks */
+  int rank;  /* broadcast: the source; -1: rows of several ranks */
+  int first; /* of those: the one whose row `at` is in */
   uint64_t at, count;
   uint64_t turn; /* its place in the order that all ranks follow */
 } unit;
 
 /* The source island's own part: everybody there gets each row from its rank.
  * Returns the first step; *count_p how many. */
-static uint32_t spread_at_home(maker *m, const unit *u, uint64_t row,
-                               uint32_t copied, uint32_t *count_p) {
+static uint32_t spread_at_home(maker *m, const unit *u, uint32_t copied,
+                               uint32_t *count_p) {
   uint32_t first = m->plan->count;
   uint64_t at = u->at, last = u->at + u->count;
+  int rank = u->rank >= 0 ? u->rank : u->first;
   do {
-    int rank = u->rank >= 0 ? u->rank : (int)(at / row);
-    uint64_t end =
-        u->rank >= 0 ? last : GBI_MIN(((uint64_t)rank + 1) * row, last);
+    while (u->rank < 0 && row_at(m, rank + 1) <= at) rank++;
+    uint64_t end = u->rank >= 0 ? last : GBI_MIN(row_at(m, rank + 1), last);
     gbi_step step = island_step(
         GBI_DO_BROADCAST,
         u->rank >= 0 ? GBI_PHASE_ISLAND_BROADCAST : GBI_PHASE_ISLAND_GATHER,
@@ -179,12 +188,11 @@ static uint32_t spread_at_home(maker *m, const unit *u, uint64_t row,
 
 /* Takes the unit in: home spread and bridge. Returns the step after which the
  * leader of another island may hand it out. */
-static uint32_t take_unit(maker *m, const unit *u, uint64_t row,
-                          uint32_t copied) {
+static uint32_t take_unit(maker *m, const unit *u, uint32_t copied) {
   uint32_t first = copied, spread = u->rank < 0;
   if (u->island == m->island_index && !m->alone) {
     uint32_t count;
-    first = spread_at_home(m, u, row, copied, &count);
+    first = spread_at_home(m, u, copied, &count);
     spread = count;
   }
   if (!m->leads) return first;
@@ -209,13 +217,11 @@ static int compare_turns(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Cuts rows 0..world-1 of `row` elements into units: runs, cut by chunk.
- * Islands take turns, so that the bridge is busy in every direction at once.
+/* Cuts rows 0..world-1 into units: runs, cut by chunk. Islands take turns, so that the bridge is busy in every direction at once.
  * The caller frees; NULL sets plan->failed. */
-static unit *cut_units(maker *m, uint64_t row, uint64_t chunk,
-                       uint64_t *count_p) {
+static unit *cut_units(maker *m, uint64_t chunk, uint64_t *count_p) {
   const gbi_topology *t = m->topology;
-  uint64_t most = row * (uint64_t)t->world / chunk + (uint64_t)t->world + 1;
+  uint64_t most = row_at(m, t->world) / chunk + (uint64_t)t->world + 1;
   unit *units = gbi_malloc(most * sizeof *units);
   uint64_t *turns = gbi_calloc((size_t)t->islands_count, sizeof *turns);
   uint64_t count = 0;
@@ -224,10 +230,12 @@ static unit *cut_units(maker *m, uint64_t row, uint64_t chunk,
     int island = t->island_of[first];
     for (last = first + 1; last < t->world; last++)
       if (t->island_of[last] != island) break;
-    uint64_t end = (uint64_t)last * row;
-    for (uint64_t at = (uint64_t)first * row; at < end; at += chunk) {
+    uint64_t end = row_at(m, last);
+    int row = first;
+    for (uint64_t at = row_at(m, first); at < end; at += chunk) {
       uint64_t turn = turns[island]++ * (uint64_t)t->islands_count;
-      units[count++] = (unit){island, -1, at, GBI_MIN(chunk, end - at),
+      while (row_at(m, row + 1) <= at) row++;
+      units[count++] = (unit){island, -1, row, at, GBI_MIN(chunk, end - at),
                               turn + (uint64_t)island};
     }
   }
@@ -242,18 +250,18 @@ static unit *cut_units(maker *m, uint64_t row, uint64_t chunk,
 }
 
 static void plan_all_gather(maker *m) {
-  uint64_t row = m->plan->coll.count, count;
-  uint64_t total = row * (uint64_t)m->topology->world;
+  uint64_t total = row_at(m, m->topology->world), count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
-  uint32_t copied =
-      add_local(m, GBI_DO_COPY, gbi_ref_to(GBI_IN, 0),
-                gbi_ref_to(GBI_OUT, (uint64_t)m->env->rank * row), row, 0, 0);
-  unit *units = cut_units(m, row, chunk, &count);
+  uint64_t mine = row_at(m, m->env->rank);
+  uint32_t copied = add_local(m, GBI_DO_COPY, gbi_ref_to(GBI_IN, 0),
+                              gbi_ref_to(GBI_OUT, mine),
+                              row_at(m, m->env->rank + 1) - mine, 0, 0);
+  unit *units = cut_units(m, chunk, &count);
   uint32_t after[GBI_LOOKAHEAD];
   for (uint64_t i = 0; units && i < count + GBI_LOOKAHEAD; i++) {
     uint32_t *slot = &after[i % GBI_LOOKAHEAD];
     if (i >= GBI_LOOKAHEAD) hand_out_unit(m, &units[i - GBI_LOOKAHEAD], *slot);
-    if (i < count) *slot = take_unit(m, &units[i], row, copied);
+    if (i < count) *slot = take_unit(m, &units[i], copied);
   }
   free(units);
 }
@@ -269,13 +277,15 @@ static void plan_broadcast(maker *m) {
     uint64_t i = c % GBI_LOOKAHEAD;
     if (c >= GBI_LOOKAHEAD) hand_out_unit(m, &ring[i], after[i]);
     if (c >= chunks) continue;
-    ring[i] = (unit){m->topology->island_of[root], root, c * chunk,
-                     GBI_MIN(chunk, count - c * chunk), c};
-    after[i] = take_unit(m, &ring[i], 0, 0);
+    ring[i] = (unit){.island = m->topology->island_of[root],
+                     .rank = root,
+                     .at = c * chunk,
+                     .count = GBI_MIN(chunk, count - c * chunk)};
+    after[i] = take_unit(m, &ring[i], 0);
   }
 }
 
-/* ---- reduce_scatter ---- */
+/* ---- reduce_scatter and reduce ---- */
 
 /* Slices [at, at + count) of the input, all of ranks of island `to`. */
 static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
@@ -283,7 +293,7 @@ static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
   gbi_ref src = gbi_ref_to(GBI_IN, u->at);
   uint32_t from = free_from, n = free_count;
   if (m->wide) {
-    from = add_local(m, GBI_DO_WIDEN, src, place, u->count, from, n);
+    from = add_local(m, GBI_DO_LOAD, src, place, u->count, from, n);
     n = 1;
     src = place;
   }
@@ -303,56 +313,76 @@ static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
   return gbi_plan_add(m->plan, &step);
 }
 
+/* Elements [at, at + n) of the unit that lies at `place`. */
+static gbi_ref part_of(const maker *m, gbi_ref place, uint64_t at) {
+  uint64_t size = place.place == GBI_SCRATCH ? m->bytes : 1;
+  return (gbi_ref){place.place, place.offset + at * size};
+}
+
+/* The end of a slice at its rank: `part` is the sum, after step `after`. */
+static void keep_sum(maker *m, gbi_ref part, gbi_ref out, uint64_t n,
+                     uint32_t after) {
+  if (m->wide) {
+    add_local(m, GBI_DO_STORE, part, out, n, after, 1);
+    return;
+  }
+  if (part.place != GBI_OUT)
+    after = add_local(m, GBI_DO_COPY, part, out, n, after, 1);
+  if (m->plan->coll.redop == GB_AVG)
+    add_local(m, GBI_DO_DIVIDE, out, out, n, after, 1);
+}
+
 /* At the island the slices belong to: the leader sends each rank its part and
- * keeps its own. `place` is the leader's sum. Returns the last step. */
-static void scatter_sum(maker *m, const unit *u, gbi_ref place, uint32_t after,
-                        uint64_t slice) {
-  uint64_t size = m->wide ? 4 : m->bytes;
-  for (uint64_t at = u->at; at < u->at + u->count;) {
-    int rank = (int)(at / slice);
-    uint64_t end = GBI_MIN(((uint64_t)rank + 1) * slice, u->at + u->count);
-    gbi_ref part = gbi_ref_to(GBI_SCRATCH, place.offset + (at - u->at) * size);
-    gbi_ref out = gbi_ref_to(GBI_OUT, at - (uint64_t)rank * slice);
-    uint64_t n = end - at;
-    at = end;
+ * keeps its own. `place` is the leader's sum. */
+static void scatter_sum(maker *m, const unit *u, gbi_ref place,
+                        uint32_t after) {
+  uint64_t last = u->at + u->count;
+  int rank = u->first;
+  for (uint64_t at = u->at, end; at < last; at = end) {
+    while (row_at(m, rank + 1) <= at) rank++;
+    end = GBI_MIN(row_at(m, rank + 1), last);
+    gbi_ref part = part_of(m, place, at - u->at);
+    gbi_ref out = gbi_ref_to(GBI_OUT, at - row_at(m, rank));
     bool mine = rank == m->env->rank;
-    if (m->leads && mine) {
-      if (m->wide)
-        add_local(m, GBI_DO_NARROW, part, out, n, after, 1);
-      else
-        add_local(m, GBI_DO_COPY, part, out, n, after, 1);
-      if (!m->wide && m->plan->coll.redop == GB_AVG)
-        add_local(m, GBI_DO_DIVIDE, out, out, n, m->plan->count - 1, 1);
-    }
+    if (m->leads && mine) keep_sum(m, part, out, end - at, after);
     if (m->alone || rank == m->island->leader) continue;
+    gbi_ref to = m->wide ? part : out;
     gbi_step step = island_step(GBI_DO_TRANSFER, GBI_PHASE_ISLAND_SCATTER, 0,
-                                part, m->wide ? part : out, n);
+                                part, to, end - at);
     step.peer = gbi_topology_position(m->topology, rank);
     step.wide = m->wide;
     depend(&step, after, 1);
     uint32_t got = gbi_plan_add(m->plan, &step);
-    if (!mine) continue;
-    if (m->wide)
-      add_local(m, GBI_DO_NARROW, part, out, n, got, 1);
-    else if (m->plan->coll.redop == GB_AVG)
-      add_local(m, GBI_DO_DIVIDE, out, out, n, got, 1);
+    if (mine) keep_sum(m, to, out, end - at, got);
   }
 }
 
+/* Where the sum of a unit gathers: in its slot, but what the leader keeps of a
+ * reduce may as well gather in the result. */
+static gbi_ref sum_place(const maker *m, const unit *u, uint64_t slot_at) {
+  bool keeps = m->plan->coll.op == GBI_OP_REDUCE && !m->wide &&
+               m->plan->coll.root == m->env->rank && m->leads;
+  return keeps ? gbi_ref_to(GBI_OUT, u->at) : gbi_ref_to(GBI_SCRATCH, slot_at);
+}
+
 static void plan_reduce_scatter(maker *m) {
-  uint64_t slice = m->plan->coll.count, count;
-  uint64_t total = slice * (uint64_t)m->topology->world;
+  uint64_t total = row_at(m, m->topology->world), count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
-  uint64_t slot_bytes = chunk * (m->wide ? 4 : m->bytes);
+  uint64_t slot_bytes = chunk * m->bytes;
   m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
-  unit *units = cut_units(m, slice, chunk, &count);
+  unit *units = cut_units(m, chunk, &count);
+  /* An empty reduce is still a meeting, as an empty all_reduce is. */
+  int root = m->plan->coll.root;
+  if (m->plan->coll.op == GBI_OP_REDUCE && units && !count)
+    units[count++] =
+        (unit){m->topology->island_of[root], -1, root, 0, 0, 0};
   /* Per slot: the step that ends the sum in it, and the steps after which it is
    * free again. */
   uint32_t sum[GBI_SLOTS], from[GBI_SLOTS] = {0}, steps[GBI_SLOTS] = {0};
   for (uint64_t i = 0; units && i < count + GBI_LOOKAHEAD; i++) {
     if (i < count) {
       uint32_t slot = (uint32_t)(i % GBI_SLOTS), first = m->plan->count;
-      gbi_ref place = gbi_ref_to(GBI_SCRATCH, slot * slot_bytes);
+      gbi_ref place = sum_place(m, &units[i], slot * slot_bytes);
       sum[slot] = gather_sum(m, &units[i], place, from[slot], steps[slot]);
       from[slot] = first;
       steps[slot] = m->plan->count - first;
@@ -362,8 +392,7 @@ static void plan_reduce_scatter(maker *m) {
     if (u->island != m->island_index) continue;
     uint32_t slot = (uint32_t)((i - GBI_LOOKAHEAD) % GBI_SLOTS);
     uint32_t first = m->plan->count;
-    scatter_sum(m, u, gbi_ref_to(GBI_SCRATCH, slot * slot_bytes), sum[slot],
-                slice);
+    scatter_sum(m, u, sum_place(m, u, slot * slot_bytes), sum[slot]);
     if (m->plan->count == first) continue;
     from[slot] = first;
     steps[slot] = m->plan->count - first;
@@ -382,11 +411,14 @@ static void make(const gbi_policy_env *env, gbi_plan *plan) {
              .leads = t->islands[index].leader == env->rank,
              .alone = t->islands[index].count == 1,
              .wide = gbi_coll_is_wide(&plan->coll),
-             .bytes = gb_dtype_bytes((gb_dtype)plan->coll.dtype)};
+             .bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll))};
   switch (plan->coll.op) {
     case GBI_OP_BROADCAST: plan_broadcast(&m); break;
-    case GBI_OP_ALL_GATHER: plan_all_gather(&m); break;
-    case GBI_OP_REDUCE_SCATTER: plan_reduce_scatter(&m); break;
+    case GBI_OP_ALL_GATHER:
+    case GBI_OP_ALL_GATHER_V: plan_all_gather(&m); break;
+    case GBI_OP_REDUCE:
+    case GBI_OP_REDUCE_SCATTER:
+    case GBI_OP_REDUCE_SCATTER_V: plan_reduce_scatter(&m); break;
     default: plan_all_reduce(&m);
   }
 }

@@ -5,17 +5,29 @@
 
 #include "device/host/reduce.h"
 
-enum { GBI_KERNEL_SUM, GBI_KERNEL_MAX, GBI_KERNEL_MIN, GBI_KERNEL_OPS };
+enum {
+  GBI_KERNEL_SUM,
+  GBI_KERNEL_MAX,
+  GBI_KERNEL_MIN,
+  GBI_KERNEL_PRODUCT,
+  GBI_KERNEL_BAND,
+  GBI_KERNEL_BOR,
+  GBI_KERNEL_BXOR,
+  GBI_KERNEL_OPS
+};
 
 typedef struct gbi_kernels {
   const char *name;
+  /* NULL where the dtype has none. */
   gbi_reduce_fn reduce[GB_DTYPE_COUNT][GBI_KERNEL_OPS];
   gbi_combine_fn combine[GB_DTYPE_COUNT][GBI_KERNEL_OPS];
-  /* NULL where the dtype has none. */
-  void (*divide[GB_DTYPE_COUNT])(void *data, size_t count, int divisor);
-  void (*widen[GB_DTYPE_COUNT])(float *out, const void *half, size_t count);
-  void (*narrow_divide[GB_DTYPE_COUNT])(void *half, const float *in,
-                                        size_t count, int divisor);
+  /* out may be in. */
+  void (*divide[GB_DTYPE_COUNT])(void *out, const void *in, size_t count,
+                                 int divisor);
+  void (*load[GB_DTYPE_COUNT])(void *wide, const void *in, size_t count,
+                               double factor);
+  void (*store[GB_DTYPE_COUNT])(void *out, const void *wide, size_t count,
+                                int divisor);
 } gbi_kernels;
 
 extern const gbi_kernels gbi_kernels_portable;

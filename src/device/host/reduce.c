@@ -54,12 +54,16 @@ bool gbi_kernels_select(const char *name) {
   return false;
 }
 
-/* -1: AVG or unknown. */
+/* -1: AVG, PREMUL_SUM or unknown. */
 static int op_index(gb_redop op) {
   switch (op) {
     case GB_SUM: return GBI_KERNEL_SUM;
     case GB_MAX: return GBI_KERNEL_MAX;
     case GB_MIN: return GBI_KERNEL_MIN;
+    case GB_PRODUCT: return GBI_KERNEL_PRODUCT;
+    case GB_BAND: return GBI_KERNEL_BAND;
+    case GB_BOR: return GBI_KERNEL_BOR;
+    case GB_BXOR: return GBI_KERNEL_BXOR;
     default: return -1;
   }
 }
@@ -78,17 +82,30 @@ gbi_combine_fn gbi_combine_kernel(gb_dtype dtype, gb_redop op) {
 
 void gbi_divide(void *data, size_t count, gb_dtype dtype, int divisor) {
   if ((unsigned)dtype < GB_DTYPE_COUNT && kernels_in_use()->divide[dtype])
-    kernels_in_use()->divide[dtype](data, count, divisor);
+    kernels_in_use()->divide[dtype](data, data, count, divisor);
 }
 
-void gbi_widen(float *out, const void *half, size_t count, gb_dtype dtype) {
-  if ((unsigned)dtype < GB_DTYPE_COUNT && kernels_in_use()->widen[dtype])
-    kernels_in_use()->widen[dtype](out, half, count);
+/* Types that are their own wide type. */
+static void copy(void *out, const void *in, size_t count, gb_dtype dtype) {
+  if (out != in && count) memmove(out, in, count * gb_dtype_bytes(dtype));
 }
 
-void gbi_narrow_divide(void *half, const float *in, size_t count,
-                       gb_dtype dtype, int divisor) {
-  if ((unsigned)dtype < GB_DTYPE_COUNT &&
-      kernels_in_use()->narrow_divide[dtype])
-    kernels_in_use()->narrow_divide[dtype](half, in, count, divisor);
+void gbi_wide_load(void *wide, const void *in, size_t count, gb_dtype dtype,
+                   double factor) {
+  if ((unsigned)dtype >= GB_DTYPE_COUNT) return;
+  bool same = gbi_wide_dtype(dtype) == dtype;
+  if (!kernels_in_use()->load[dtype] || (same && factor == 1))
+    copy(wide, in, count, dtype);
+  else
+    kernels_in_use()->load[dtype](wide, in, count, factor);
+}
+
+void gbi_wide_store(void *out, const void *wide, size_t count, gb_dtype dtype,
+                    int divisor) {
+  if ((unsigned)dtype >= GB_DTYPE_COUNT) return;
+  bool same = gbi_wide_dtype(dtype) == dtype;
+  if (!kernels_in_use()->store[dtype] || (same && divisor == 1))
+    copy(out, wide, count, dtype);
+  else
+    kernels_in_use()->store[dtype](out, wide, count, divisor);
 }
