@@ -46,6 +46,12 @@ GB_API gb_status gb_group_close(gb_group *group, gb_error *error);
  * the group or the job is closed. */
 GB_API gb_status gb_group_serve(gb_group *group, gb_error *error) GB_MUST_CHECK;
 
+/* Bounds every call that starts from now on; 0: the job's. Any thread. */
+GB_API gb_status gb_group_set_timeout(gb_group *group, uint64_t timeout_ms);
+/* Calls that this group has started: the next one takes this number. Any
+ * thread. */
+GB_API uint64_t gb_group_calls(gb_group *group);
+
 /* Fixed at open; strings and lists live as long as the group. */
 typedef struct gb_group_info {
   size_t size;

@@ -15,16 +15,25 @@
 typedef struct core_state {
   PyObject *error;     /* gpubridge._core.Error, a RuntimeError */
   PyTypeObject *job_type;
+  PyTypeObject *group_type;
   PyTypeObject *work_type;
 } core_state;
 
 extern PyModuleDef core_module;
+
+#define CORE_FAST(function) ((PyCFunction)(void (*)(void))(function))
 
 /* Raises for a failed status; keeps an exception that is already set (a signal
  * handler's). Returns NULL. */
 PyObject *core_raise(core_state *state, const gb_error *error);
 
 int core_add_job(PyObject *module, core_state *state);
+int core_add_group(PyObject *module, core_state *state);
+/* A Group object of `job` (a Job, kept). owned: what its close gives back, NULL
+ * for the world, which is the job's. */
+PyObject *core_group_new(core_state *state, PyObject *job, gb_group *group,
+                         gb_group *owned);
+int core_job_is_open(PyObject *job);
 int core_add_work(PyObject *module, core_state *state);
 PyObject *core_work_new(core_state *state, gb_work *work);
 

@@ -127,6 +127,8 @@ static gb_job *job_of(PyObject *self) {
   return job;
 }
 
+int core_job_is_open(PyObject *job) { return ((job_object *)job)->job != NULL; }
+
 static PyObject *job_close(PyObject *self, PyObject *unused) {
   job_object *object = (job_object *)self;
   gb_job *job = object->job;
@@ -155,106 +157,53 @@ static void job_dealloc(PyObject *self) {
   Py_DECREF(type);
 }
 
-/* ---- collectives: integers in, None or Work out ---- */
+/* ---- groups ---- */
 
-static int read_numbers(PyObject *const *args, Py_ssize_t given,
-                        Py_ssize_t wanted, unsigned long long *out) {
-  if (given != wanted) {
-    PyErr_Format(PyExc_TypeError, "%zd arguments are wanted, not %zd", wanted,
-                 given);
-    return -1;
-  }
-  for (Py_ssize_t i = 0; i < given; i++)
-    out[i] = PyLong_AsUnsignedLongLongMask(args[i]);
-  return PyErr_Occurred() ? -1 : 0;
-}
-
-static gb_buffer buffer_of(unsigned long long address,
-                           unsigned long long count, unsigned long long dtype) {
-  return (gb_buffer){(void *)(uintptr_t)address, (size_t)count,
-                     (gb_dtype)dtype};
-}
-
-static PyObject *finish(PyObject *self, gb_status status, gb_work *work,
-                        const gb_error *error) {
-  if (status != GB_OK) return core_raise(state_of(self), error);
-  if (work) return core_work_new(state_of(self), work);
-  Py_RETURN_NONE;
-}
-
-enum { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, BARRIER };
-
-/* One call with the numbers of its method's line in job_methods; the last one
- * says whether it is async. Runs without the GIL. */
-static gb_status call(gb_job *job, int kind, const unsigned long long *n,
-                      gb_work **work, gb_error *error) {
-  gb_group *group = gb_job_world(job);
-  gb_buffer one = buffer_of(n[0], n[1], n[2]);
-  gb_buffer output = buffer_of(n[0], n[1], n[4]);
-  gb_buffer input = buffer_of(n[2], n[3], n[4]);
-  switch (kind) {
-    case ALL_REDUCE:
-      return gb_all_reduce(group, &one, (gb_redop)n[3], n[4] ? work : NULL,
-                           error);
-    case BROADCAST:
-      return gb_broadcast(group, &one, (int)n[3], n[4] ? work : NULL, error);
-    case ALL_GATHER:
-      return gb_all_gather(group, &output, &input, n[5] ? work : NULL, error);
-    case REDUCE_SCATTER:
-      return gb_reduce_scatter(group, &output, &input, (gb_redop)n[5],
-                               n[6] ? work : NULL, error);
-    default: return gb_barrier(group, n[0] ? work : NULL, error);
-  }
-}
-
-static PyObject *run(PyObject *self, int kind, PyObject *const *args,
-                     Py_ssize_t given, Py_ssize_t wanted) {
-  unsigned long long n[7] = {0};
-  gb_job *job = job_of(self);
-  if (!job || read_numbers(args, given, wanted, n) < 0) return NULL;
-  gb_work *work = NULL;
-  gb_status status;
-  gb_error error;
-  Py_BEGIN_ALLOW_THREADS;
-  status = call(job, kind, n, &work, &error);
-  Py_END_ALLOW_THREADS;
-  return finish(self, status, work, &error);
-}
-
-static PyObject *job_all_reduce(PyObject *self, PyObject *const *args,
-                                Py_ssize_t given) {
-  return run(self, ALL_REDUCE, args, given, 5);
-}
-
-static PyObject *job_broadcast(PyObject *self, PyObject *const *args,
-                               Py_ssize_t given) {
-  return run(self, BROADCAST, args, given, 5);
-}
-
-static PyObject *job_all_gather(PyObject *self, PyObject *const *args,
-                                Py_ssize_t given) {
-  return run(self, ALL_GATHER, args, given, 6);
-}
-
-static PyObject *job_reduce_scatter(PyObject *self, PyObject *const *args,
-                                    Py_ssize_t given) {
-  return run(self, REDUCE_SCATTER, args, given, 7);
-}
-
-static PyObject *job_barrier(PyObject *self, PyObject *const *args,
-                             Py_ssize_t given) {
-  return run(self, BARRIER, args, given, 1);
-}
-
-static PyObject *job_serve(PyObject *self, PyObject *unused) {
+static PyObject *job_world(PyObject *self, PyObject *unused) {
   gb_job *job = job_of(self);
   if (!job) return NULL;
+  return core_group_new(state_of(self), self, gb_job_world(job), NULL);
+}
+
+/* A malloc'ed copy of a sequence of ranks; NULL with an exception. */
+static int *read_ranks(PyObject *sequence, Py_ssize_t *count_p) {
+  Py_ssize_t count = PySequence_Size(sequence);
+  int *ranks = count < 0 ? NULL : PyMem_Malloc((size_t)(count + 1) * sizeof *ranks);
+  if (count >= 0 && !ranks) PyErr_NoMemory();
+  for (Py_ssize_t i = 0; ranks && i < count; i++) {
+    PyObject *item = PySequence_GetItem(sequence, i);
+    long rank = item ? PyLong_AsLong(item) : -1;
+    Py_XDECREF(item);
+    ranks[i] = rank < -1 || rank > INT32_MAX ? -1 : (int)rank;
+    if (!PyErr_Occurred()) continue;
+    PyMem_Free(ranks);
+    ranks = NULL;
+  }
+  *count_p = count;
+  return ranks;
+}
+
+static PyObject *job_open_group(PyObject *self, PyObject *args) {
+  gb_job *job = job_of(self);
+  PyObject *list;
+  gb_group_params params = GB_GROUP_PARAMS_INIT;
+  unsigned long long timeout_ms;
+  if (!job || !PyArg_ParseTuple(args, "OzKz", &list, &params.name, &timeout_ms,
+                                &params.policy))
+    return NULL;
+  params.timeout_ms = timeout_ms;
+  Py_ssize_t count;
+  int *ranks = read_ranks(list, &count);
+  if (!ranks) return NULL;
+  gb_group *group = NULL;
   gb_status status;
   gb_error error;
   Py_BEGIN_ALLOW_THREADS;
-  status = gb_job_serve(job, &error);
+  status = gb_group_open(job, ranks, (int)count, &params, &group, &error);
   Py_END_ALLOW_THREADS;
-  return finish(self, status, NULL, &error);
+  PyMem_Free(ranks);
+  if (status != GB_OK) return core_raise(state_of(self), &error);
+  return core_group_new(state_of(self), self, group, group);
 }
 
 static PyObject *job_abort(PyObject *self, PyObject *reason) {
@@ -330,11 +279,11 @@ static PyObject *in_flight_dict(const gb_in_flight *entry) {
   PyObject *done = PyTuple_New(entry->phases_done_count);
   for (int i = 0; done && i < entry->phases_done_count; i++)
     PyTuple_SetItem(done, i, PyUnicode_FromString(entry->phases_done[i]));
-  return Py_BuildValue("{s:K,s:s,s:z,s:z,s:N,s:s,s:d}", "seq",
+  return Py_BuildValue("{s:K,s:s,s:z,s:z,s:N,s:s,s:d,s:I}", "seq",
                        (unsigned long long)entry->seq, "op", entry->op,
                        "policy", entry->policy, "phase", entry->phase,
                        "phases_done", done, "thread", entry->thread, "seconds",
-                       (double)entry->age_ns / 1e9);
+                       (double)entry->age_ns / 1e9, "group", entry->group);
 }
 
 static PyObject *job_in_flight(PyObject *self, PyObject *unused) {
@@ -380,12 +329,13 @@ static PyObject *record_dict(const gb_record *r) {
                     Py_BuildValue("(sKK)", r->phases[i].name,
                                   (unsigned long long)r->phases[i].start_ns,
                                   (unsigned long long)r->phases[i].end_ns));
-  return Py_BuildValue("{s:K,s:s,s:K,s:i,s:i,s:i,s:z,s:K,s:K,s:N}", "seq",
+  return Py_BuildValue("{s:K,s:s,s:K,s:i,s:i,s:i,s:z,s:K,s:K,s:N,s:I}", "seq",
                        (unsigned long long)r->seq, "op", r->op, "nbytes",
                        (unsigned long long)r->bytes, "dtype", r->dtype,
                        "redop", r->redop, "root", r->root, "policy", r->policy,
                        "start_ns", (unsigned long long)r->start_ns, "end_ns",
-                       (unsigned long long)r->end_ns, "phases", phases);
+                       (unsigned long long)r->end_ns, "phases", phases, "group",
+                       r->group);
 }
 
 /* On a thread that came from Python, without its GIL. */
@@ -427,22 +377,11 @@ static PyObject *job_set_observer(PyObject *self, PyObject *observer) {
   Py_RETURN_NONE;
 }
 
-#define FAST(function) ((PyCFunction)(void (*)(void))(function))
-
 static PyMethodDef job_methods[] = {
-    {"all_reduce", FAST(job_all_reduce), METH_FASTCALL,
-     "all_reduce(address, count, dtype, op, is_async)"},
-    {"broadcast", FAST(job_broadcast), METH_FASTCALL,
-     "broadcast(address, count, dtype, root, is_async)"},
-    {"all_gather", FAST(job_all_gather), METH_FASTCALL,
-     "all_gather(out_address, out_count, in_address, in_count, dtype,\n"
-     "is_async)"},
-    {"reduce_scatter", FAST(job_reduce_scatter), METH_FASTCALL,
-     "reduce_scatter(out_address, out_count, in_address, in_count, dtype,\n"
-     "op, is_async)"},
-    {"barrier", FAST(job_barrier), METH_FASTCALL, "barrier(is_async)"},
-    {"serve", job_serve, METH_NOARGS,
-     "Runs async calls on this thread until the job is closed."},
+    {"world", job_world, METH_NOARGS, "The Group of all ranks."},
+    {"open_group", job_open_group, METH_VARARGS,
+     "open_group(ranks, name, timeout_ms, policy): a Group of some ranks; all\n"
+     "members call it."},
     {"abort", job_abort, METH_O, "abort(reason): ends the job on every rank."},
     {"close", job_close, METH_NOARGS, "Leaves the job. Again: no-op."},
     {"info", job_info, METH_NOARGS, "Layout and choices, as a dict."},

@@ -64,6 +64,7 @@ static int module_exec(PyObject *module) {
   if (!state->error || PyModule_AddObjectRef(module, "Error", state->error) < 0)
     return -1;
   if (core_add_job(module, state) < 0) return -1;
+  if (core_add_group(module, state) < 0) return -1;
   return core_add_work(module, state);
 }
 
@@ -71,6 +72,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   core_state *state = PyModule_GetState(module);
   Py_VISIT(state->error);
   Py_VISIT(state->job_type);
+  Py_VISIT(state->group_type);
   Py_VISIT(state->work_type);
   return 0;
 }
@@ -79,6 +81,7 @@ static int module_clear(PyObject *module) {
   core_state *state = PyModule_GetState(module);
   Py_CLEAR(state->error);
   Py_CLEAR(state->job_type);
+  Py_CLEAR(state->group_type);
   Py_CLEAR(state->work_type);
   return 0;
 }

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from .collectives import check_tensor, run_all_reduce
+from . import calls
+from .session import current
 
-_AVG = 1
 
 
 def ddp_comm_hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -16,5 +16,5 @@ def ddp_comm_hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     ``backward()``.
     """
     buffer = bucket.buffer()
-    check_tensor(buffer, "bucket")
-    return run_all_reduce(buffer, _AVG, True).get_future()
+    work = calls.all_reduce(current().world, buffer, dist.ReduceOp.AVG, True, buffer)
+    return work.get_future()

@@ -5,17 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-_REDOPS = ("sum", "avg", "max", "min")
-_DTYPES = (
-    "int8",
-    "uint8",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-)
+_REDOPS = ("sum", "avg", "max", "min", "product", "band", "bor", "bxor", "premul_sum")
 
 
 @dataclass(frozen=True)
@@ -52,8 +42,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class CollectiveRecord:
-    """One finished collective. ``seq`` is equal on all ranks; ``nbytes`` is
-    the input's size."""
+    """One finished collective. ``seq`` is equal on all ranks of its ``group`` (0:
+    the world); ``nbytes`` is the input's size."""
 
     seq: int
     op: str
@@ -65,6 +55,7 @@ class CollectiveRecord:
     start: Mark
     end: Mark
     phases: tuple
+    group: int = 0
 
     def ready(self) -> bool:
         """True when all marks were reached. Never blocks."""
@@ -82,14 +73,14 @@ class CollectiveRecord:
 
     @classmethod
     def from_dict(cls, values):
-        import torch
+        from .calls import SUPPORTED_DTYPES
 
         dtype = values["dtype"]
         return cls(
             seq=values["seq"],
             op=values["op"],
             nbytes=values["nbytes"],
-            dtype=getattr(torch, _DTYPES[dtype]) if dtype >= 0 else None,
+            dtype=SUPPORTED_DTYPES[dtype] if dtype >= 0 else None,
             src=values["root"] if values["root"] >= 0 else None,
             policy=values["policy"],
             reduce_op=_REDOPS[values["redop"]] if values["redop"] >= 0 else None,
@@ -99,6 +90,7 @@ class CollectiveRecord:
                 Phase(name, Mark(start), Mark(end))
                 for name, start, end in values["phases"]
             ),
+            group=values["group"],
         )
 
 
@@ -113,6 +105,7 @@ class InFlight:
     phases_done: tuple
     thread: str
     seconds: float
+    group: int = 0
 
 
 class CollectiveObserver(ABC):

@@ -9,14 +9,13 @@ import atexit
 import json
 import logging
 import os
-import threading
 import time
 import warnings
-from collections import deque
 from datetime import timedelta
 from urllib.parse import urlsplit
 
 from . import _core
+from .group import Group
 from .observe import InFlight, Observers
 from .probing import probe
 from .topology import SplitTestWarning, Topology
@@ -37,30 +36,29 @@ class Session:
         self.topology = topology
         self.pid = os.getpid()
         self.observers = Observers(job)
-        # Tensors of async calls, kept until their calls are done: the library
-        # holds addresses only. Appended and popped under the GIL.
-        self.kept = deque()
-        self.worker = None
-        self.lock = threading.Lock()
+        self.world = Group(job.world())
+        self.groups = []  # all others that are open
+        # Rank of torch's default group -> rank of the job; None: the same.
+        self.job_ranks = None
         self.own_store = None  # rank 0's, see _own_store
 
-    def keep(self, work, tensors):
-        """Holds `tensors` until `work` is done, also if its owner drops it."""
-        while self.kept and self.kept[0][0].test():
-            self.kept.popleft()
-        self.kept.append((work, tensors))
+    def open_group(self, ranks, name, timeout):
+        """A :class:`Group` of the job's `ranks`; every member calls it.
 
-    def need_worker(self):
-        """Attaches the thread that runs async calls: a Python thread, so that
-        observers run on one that Python knows."""
-        if self.worker is not None:
-            return
-        with self.lock:
-            if self.worker is None:
-                self.worker = threading.Thread(
-                    target=self.job.serve, name="gpubridge-async", daemon=True
-                )
-                self.worker.start()
+        `name` is equal on all members; `timeout` a timedelta or None. Blocks
+        until all are there. RuntimeError, one text for all members.
+        """
+        milliseconds = int(timeout.total_seconds() * 1000) if timeout else 0
+        core = self.job.open_group(ranks, name, max(milliseconds, 0), None)
+        group = Group(core)
+        self.groups.append(group)
+        return group
+
+    def close_group(self, group):
+        """Gives back one that :meth:`open_group` made. Idempotent."""
+        if group in self.groups:
+            self.groups.remove(group)
+            group.close()
 
     def close(self):
         """Runs what is queued and leaves the job. Idempotent."""
@@ -68,11 +66,10 @@ class Session:
         try:
             self.job.close()
         finally:
-            if self.worker is not None and self.pid == os.getpid():
-                self.worker.join()
-            self.kept.clear()
+            for group in (*self.groups, self.world):
+                group.ended()
+            self.groups.clear()
             self.observers.clear()
-
 
     def _await_store_clients(self):
         """Rank 0's store must not go before the others have connected to it: a
@@ -155,13 +152,32 @@ def _join(init_method, rank, world_size, timeout, bridge, policy, store, facts=(
     return _session
 
 
-def open_for_group(store, rank, world_size, timeout):
-    """The creator of torch's default group asks for its job: the one that
-    ``init()`` has just opened, or a new one over torch's `store`."""
+def group_for_torch(store, ranks, rank, size, name, timeout):
+    """The :class:`Group` of a new group of torch. `ranks`: members by their rank
+    in torch's default group, empty for that one.
+
+    The default group opens the job over torch's `store` (unless ``init()`` has
+    just done it). When it is another backend's, the first group of ours opens a
+    job of its members; later ones must be parts of it.
+    """
     if _adopting:
-        return current()
-    policy = os.environ.get("GPUBRIDGE_POLICY") or None
-    return _join(None, rank, world_size, timeout, None, policy, store)
+        return current().world
+    if _session is None:
+        policy = os.environ.get("GPUBRIDGE_POLICY") or None
+        session = _join(None, rank, size, timeout, None, policy, store)
+        session.job_ranks = {r: i for i, r in enumerate(ranks)} if ranks else None
+        return session.world
+    session = current()
+    if session.job_ranks is not None:
+        strangers = [r for r in ranks if r not in session.job_ranks]
+        if strangers:
+            raise RuntimeError(
+                f"ranks {strangers} are not in this process's gpubridge job of ranks "
+                f"{list(session.job_ranks)}: make the first group of the gpubridge "
+                "backend one of all ranks that will use it"
+            )
+        ranks = [session.job_ranks[r] for r in ranks]
+    return session.open_group(ranks, name, timeout)
 
 
 def close_session():

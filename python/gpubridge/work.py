@@ -1,6 +1,7 @@
 """The handle of a collective: what torch and users wait for."""
 
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -20,13 +21,15 @@ _futures_lock = threading.Lock()
 
 
 class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
-    """One collective. ``core`` is the library's handle, None when it was done
-    before this object was made; ``value`` is what the future holds."""
+    """One call. ``core`` is the library's handle, None when it was done before
+    this object was made; ``value`` is what the future holds; ``source`` the
+    group rank that a finished receive came from."""
 
-    def __init__(self, core, value, then=None):
+    def __init__(self, core, value, then=None, source=-1):
         super().__init__()
         self._core = core
         self._value = value
+        self._source = source
         self._then = then  # runs once, after success, on whoever waits first
         self._error = None
         self._future = None
@@ -64,7 +67,11 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
 
     def is_completed(self):
         """True once it is done, in success or failure. Never blocks."""
-        return self._core is None or self._core.test()
+        if self._core is not None and not self._core.test():
+            return False
+        if self.exception() is None:
+            self._finish()  # who polls may read the result without a wait
+        return True
 
     def is_success(self):
         return self.is_completed() and self.exception() is None
@@ -86,12 +93,22 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         self.wait()
 
     def source_rank(self):
-        raise RuntimeError("only a receive has a source rank")
+        """Group rank that a receive came from; RuntimeError for other calls."""
+        if self._source < 0 and self._core is not None:
+            self._source = self._core.source()
+        if self._source < 0:
+            raise RuntimeError("only a finished receive has a source rank")
+        return self._source
 
-    _source_rank = source_rank
+    def _source_rank(self):
+        return self.source_rank()
 
     def _get_sequence_number(self):
         return self._core.seq() if self._core is not None else -1
+
+    def _is_done(self):
+        """Done before this object was made: its future needs no thread."""
+        return self._core is None
 
     def get_future(self):
         """A torch future with the tensors; failed when the call failed.
@@ -104,7 +121,7 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
             if self._future is None:
                 done = torch.futures.Future()
                 self._future = done.then(self._outcome)
-                if self._core is None:
+                if self._is_done():
                     done.set_result(None)
                 else:
                     _completer.add(self, done)
@@ -114,6 +131,51 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error
         return self._value
+
+
+class Batch(Work):
+    """Several works as one: done when all are; fails with the first failure in
+    their order."""
+
+    def __init__(self, works, value):
+        super().__init__(None, value)
+        self._works = [work for work in works if work is not None]
+
+    def wait(self, timeout=None):
+        end = None
+        milliseconds = _milliseconds(timeout)
+        if milliseconds:
+            end = time.monotonic() + milliseconds / 1000
+        for work in self._works:
+            left = None if end is None else max(end - time.monotonic(), 0.001)
+            try:
+                work.wait(left)
+            except TimeoutError:
+                raise
+            except Exception as error:
+                self._error = self._error or getattr(error, "__cause__", None) or error
+                raise
+        return True
+
+    def is_completed(self):
+        return all(work.is_completed() for work in self._works)
+
+    def exception(self):
+        for work in self._works:
+            if work.is_completed() and work.exception() is not None:
+                return work.exception()
+        return None
+
+    def source_rank(self):
+        if len(self._works) != 1:
+            raise RuntimeError("a batch has no single source rank")
+        return self._works[0].source_rank()
+
+    def _get_sequence_number(self):
+        return max((work._get_sequence_number() for work in self._works), default=-1)
+
+    def _is_done(self):
+        return all(work._is_done() for work in self._works)
 
 
 class _Completer:

@@ -28,6 +28,18 @@ gb_status gb_group_serve(gb_group *group, gb_error *error) {
   return GB_OK;
 }
 
+gb_status gb_group_set_timeout(gb_group *group, uint64_t timeout_ms) {
+  if (!group) return GB_ERR_ARGUMENT;
+  gbi_group_set_timeout(
+      group, timeout_ms ? timeout_ms : gbi_group_its(group)->job->timeout_ms);
+  return GB_OK;
+}
+
+uint64_t gb_group_calls(gb_group *group) {
+  gbi_call_state state = {.started = 0};
+  return group && gbi_group_report(group, &state) ? state.started : 0;
+}
+
 gb_status gb_group_get_info(const gb_group *group, gb_group_info *info) {
   if (!group || !info || info->size < sizeof(size_t)) return GB_ERR_ARGUMENT;
   const gbi_group_params *its = gbi_group_its(group);

@@ -42,6 +42,7 @@ struct gb_group {
   gbi_group_params p;
   int *members;
   unsigned fork_count;
+  _Atomic uint64_t timeout_ms;
 
   gbi_works *works;     /* the lock and what is signalled */
   bool driving;         /* a thread runs the engine */
@@ -112,6 +113,7 @@ gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
   g->p.members = members;
   g->fork_count = gbi_fork_count();
   g->watch_slot = -1;
+  atomic_store(&g->timeout_ms, params->timeout_ms);
   g->works = works;
   pthread_mutex_init(&g->state_lock, NULL);
   *group_p = g;
@@ -121,6 +123,12 @@ gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
 gbi_engine *gbi_group_engine(gb_group *g) { return g->p.engine; }
 int gbi_group_rank(const gb_group *g) { return g->p.rank; }
 int gbi_group_world(const gb_group *g) { return g->p.world; }
+void gbi_group_set_timeout(gb_group *g, uint64_t timeout_ms) {
+  atomic_store_explicit(&g->timeout_ms, timeout_ms, memory_order_relaxed);
+}
+uint64_t gbi_group_timeout(const gb_group *g) {
+  return atomic_load_explicit(&g->timeout_ms, memory_order_relaxed);
+}
 const gbi_group_params *gbi_group_its(const gb_group *g) { return &g->p; }
 
 void gbi_group_free(gb_group *g) {
@@ -241,7 +249,7 @@ static gb_status begin_work(gb_group *g, gb_work *work, gb_error *error) {
   gbi_task *task = gbi_engine_task(g->p.engine);
   bool barrier = coll->op == GBI_OP_BARRIER;
   work->seq = g->next_seq++;
-  work->deadline_ns = gbi_deadline_after_ms(g->p.timeout_ms);
+  work->deadline_ns = gbi_deadline_after_ms(gbi_group_timeout(g));
   work->plan_users = &entry->users;
   gb_record record = describe_call(g, work);
   task->plan = entry->plan;
@@ -332,7 +340,7 @@ static gb_status fail_late(gb_group *g, const gb_work *work, gb_error *error) {
   add_wait_text(g, work, &text);
   return gbi_fail_rank(error, GB_ERR_TIMEOUT, g->members[g->p.rank],
                        "%s did not end within %.4g s: %s%s", call,
-                       (double)g->p.timeout_ms / 1000.0,
+                       (double)gbi_group_timeout(g) / 1000.0,
                        g->p.who[g->p.rank], details);
 }
 
@@ -379,7 +387,7 @@ static gb_status look_around(driver *d, gb_error *error) {
   if (!d->idle_ns) {
     uint64_t warn = GBI_MAX(g->p.warn_after_ms, 1);
     d->idle_ns = now;
-    d->question_gap_ms = GBI_MIN(FIRST_QUESTION_MS, g->p.timeout_ms / 2 + 1);
+    d->question_gap_ms = GBI_MIN(FIRST_QUESTION_MS, gbi_group_timeout(g) / 2 + 1);
     d->next_question_ns = now + d->question_gap_ms * GBI_NS_PER_MS;
     d->warning_gap_ms = warn;
     d->next_warning_ns = now + warn * GBI_NS_PER_MS;

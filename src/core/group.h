@@ -32,7 +32,7 @@ typedef struct gbi_group_params {
   gbi_control *control;
   gbi_watch *watch;
   gbi_waiter *waiter;
-  uint64_t timeout_ms;
+  uint64_t timeout_ms;          /* at first; see gbi_group_set_timeout */
   uint64_t warn_after_ms;
   int queue_max;
   int (*wait_hook)(void *arg);
@@ -62,6 +62,9 @@ bool gbi_group_report(gb_group *group, gbi_call_state *state);
 gbi_engine *gbi_group_engine(gb_group *group);
 int gbi_group_rank(const gb_group *group);
 int gbi_group_world(const gb_group *group);
+/* Of every call that starts from now on. Any thread. */
+void gbi_group_set_timeout(gb_group *group, uint64_t timeout_ms);
+uint64_t gbi_group_timeout(const gb_group *group);
 /* What it was opened with; `members` is its own copy. */
 const gbi_group_params *gbi_group_its(const gb_group *group);
 /* STATE or FORKED with a text, when no call may be made now. */

@@ -76,7 +76,7 @@ static void *sleeper_mixed(void *arg) {
   return NULL;
 }
 
-GB_TEST(bell, wakes_two_sleepers_of_one_process) {
+GB_TEST(bell, wakes_two_sleepers_of_one_process, .timeout_ms = 120000) {
   static sleepers s;
   s.waiter = (gbi_waiter){&s.bell, eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
   GB_CHECK_OK(pipe(s.never));

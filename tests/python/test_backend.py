@@ -46,10 +46,6 @@ dist.all_gather_object(objects, {"rank": r})
 assert objects == [{"rank": i} for i in range(n)]
 x = torch.tensor([1.0]); gpubridge.all_reduce(x); assert x.item() == 4
 try:
-    dist.all_to_all_single(torch.empty(4), torch.ones(4)); raise SystemExit("offered")
-except NotImplementedError as error:
-    assert "gpubridge" in str(error)
-try:
     gpubridge.init(); raise SystemExit("two jobs")
 except RuntimeError as error:
     assert "already initialized" in str(error)

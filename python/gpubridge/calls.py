@@ -1,0 +1,543 @@
+"""Tensors to calls of the library: what can be sent, and how lists of tensors
+become rows of one buffer. Used by the public functions and the torch backend;
+every function takes a :class:`gpubridge.group.Group` first.
+
+Arguments that no rank could send raise here or in the library, before anything
+is sent. ``value`` is what the Work's future holds. With ``is_async`` a Work is
+returned at once and the tensors are kept until the library is done with them;
+otherwise the call blocks and the Work is complete.
+"""
+
+import torch
+from torch.distributed import ReduceOp
+
+from .work import Batch, Work
+
+# Codes of gb_dtype in gpubridge/coll.h, by torch's names: older torch lacks some.
+_DTYPE_NAMES = (
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int16",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "complex64",
+    "complex128",
+)
+DTYPE_CODES = {
+    getattr(torch, name): code
+    for code, name in enumerate(_DTYPE_NAMES)
+    if hasattr(torch, name)
+}
+SUPPORTED_DTYPES = tuple(DTYPE_CODES)
+_BYTE = DTYPE_CODES[torch.uint8]
+_STRIDED = torch.strided
+
+# Codes of gb_redop in gpubridge/coll.h.
+SUM, AVG, MAX, MIN, PRODUCT, BAND, BOR, BXOR, PREMUL_SUM = range(9)
+_OP_CODES = {
+    ReduceOp.SUM: SUM,
+    ReduceOp.AVG: AVG,
+    ReduceOp.MAX: MAX,
+    ReduceOp.MIN: MIN,
+    ReduceOp.PRODUCT: PRODUCT,
+    ReduceOp.BAND: BAND,
+    ReduceOp.BOR: BOR,
+    ReduceOp.BXOR: BXOR,
+    ReduceOp.PREMUL_SUM: PREMUL_SUM,
+}
+
+# Value of a caller that drops the Work of a sync call: none is made.
+NO_WORK = object()
+
+# Lists of small tensors travel as one buffer; larger ones by themselves, because
+# copying them costs more than a call.
+_FLATTEN_BYTES = 256 * 1024
+
+
+def op_code(op):
+    """gb_redop of an op: an enum member or a ReduceOp instance."""
+    code = _OP_CODES.get(getattr(op, "op", op))
+    if code is None:
+        raise ValueError(
+            f"the reduction {op} is not supported. Supported: SUM, AVG, MAX, MIN, "
+            "PRODUCT, BAND, BOR, BXOR and PREMUL_SUM"
+        )
+    return code
+
+
+def factor_of(op):
+    """The factor of a PREMUL_SUM."""
+    factor = getattr(op, "factor", None)
+    if factor is None:
+        factor = op.__getstate__()[1]
+    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+        raise ValueError(
+            f"the factor of PREMUL_SUM has {factor.numel()} elements, but must be "
+            "one number"
+        )
+    return float(factor)
+
+
+def _refuse(tensor, what):
+    """The reason why a tensor cannot be sent, as an exception; None if it can."""
+    if not isinstance(tensor, torch.Tensor):
+        return TypeError(f"the {what} must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout != _STRIDED:
+        return ValueError(
+            f"the {what} is {tensor.layout}: sparse tensors are not supported"
+        )
+    if not tensor.is_cpu:
+        return ValueError(
+            f"the {what} is on {tensor.device}, but this job runs on cpu. "
+            "Tensors stay on the CPU in simulation and CPU-only mode"
+        )
+    if not tensor.is_contiguous():
+        return ValueError(f"the {what} is not contiguous: pass tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        return ValueError(
+            f"the {what} is a lazy conjugate or negative: its memory holds other "
+            "numbers. Pass tensor.resolve_conj().resolve_neg()"
+        )
+    return None
+
+
+def check_tensor(tensor, what="tensor"):
+    """TypeError or ValueError for a tensor that no rank could send."""
+    # One expression for the usual case: this is on every call's path.
+    if (
+        isinstance(tensor, torch.Tensor)
+        and tensor.is_cpu
+        and tensor.layout is _STRIDED
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    ):
+        return
+    raise _refuse(tensor, what)
+
+
+def _reducible(tensor, what="tensor"):
+    """dtype code of a tensor to be reduced; raises what no rank could."""
+    check_tensor(tensor, what)
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
+        names = ", ".join(str(d).removeprefix("torch.") for d in SUPPORTED_DTYPES)
+        raise ValueError(
+            f"the {what}'s dtype {tensor.dtype} is not supported. Supported: {names}"
+        )
+    return code
+
+
+def _movable(tensor, what="tensor"):
+    """(count, dtype code) of a tensor to be copied: any dtype, as bytes if the
+    library has no name for it."""
+    check_tensor(tensor, what)
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
+        return tensor.numel() * tensor.element_size(), _BYTE
+    return tensor.numel(), code
+
+
+def _same_type(a_name, a, b_name, b):
+    if a.dtype != b.dtype:
+        raise ValueError(
+            f"the {a_name} is {a.dtype}, but the {b_name} is {b.dtype}: they must "
+            "be of one type"
+        )
+
+
+def _rows(large_name, large, small_name, small, world):
+    """Checks that `large` holds `world` rows like `small`."""
+    check_tensor(large, large_name)
+    check_tensor(small, small_name)
+    _same_type(large_name, large, small_name, small)
+    if large.numel() != small.numel() * world:
+        raise ValueError(
+            f"the {large_name} has {large.numel()} elements, but must have "
+            f"{world} times the {small.numel()} of the {small_name}, that is "
+            f"{small.numel() * world}"
+        )
+
+
+def finish(group, core, tensors, value, then=None):
+    """The Work of a call that the library has taken. core: its handle, None if
+    it is done. then: runs once after success, before anybody sees the result."""
+    if core is not None:
+        group.keep(core, tensors)
+    elif then is not None:
+        then()
+        then = None
+    if value is NO_WORK:
+        return None
+    return Work(core, value, then)
+
+
+def _before(group, is_async):
+    if is_async and group.worker is None:
+        group.need_worker()
+
+
+# ---- one tensor ----
+
+
+def all_reduce(group, tensor, op, is_async, value, then=None):
+    code = _reducible(tensor)
+    redop = op_code(op)
+    _before(group, is_async)
+    if redop == PREMUL_SUM:
+        core = group.core.all_reduce_scaled(
+            tensor.data_ptr(), tensor.numel(), code, factor_of(op), is_async
+        )
+    else:
+        core = group.core.all_reduce(
+            tensor.data_ptr(), tensor.numel(), code, redop, is_async
+        )
+    return finish(group, core, tensor, value, then)
+
+
+def reduce(group, tensor, op, root, is_async, value):
+    code = _reducible(tensor)
+    redop = op_code(op)
+    _before(group, is_async)
+    if redop == PREMUL_SUM:
+        core = group.core.reduce_scaled(
+            tensor.data_ptr(), tensor.numel(), code, factor_of(op), root, is_async
+        )
+    else:
+        core = group.core.reduce(
+            tensor.data_ptr(), tensor.numel(), code, redop, root, is_async
+        )
+    return finish(group, core, tensor, value)
+
+
+def broadcast(group, tensor, root, is_async, value):
+    count, code = _movable(tensor)
+    _before(group, is_async)
+    core = group.core.broadcast(tensor.data_ptr(), count, code, root, is_async)
+    return finish(group, core, tensor, value)
+
+
+def barrier(group, is_async, value):
+    _before(group, is_async)
+    return finish(group, group.core.barrier(is_async), (), value)
+
+
+# ---- a tensor of rows ----
+
+
+def all_gather(group, output, input, is_async, value, then=None):
+    _rows("output", output, "input", input, group.size)
+    out_count, code = _movable(output)
+    in_count, _ = _movable(input)
+    _before(group, is_async)
+    core = group.core.all_gather(
+        output.data_ptr(), out_count, input.data_ptr(), in_count, code, is_async
+    )
+    return finish(group, core, (output, input), value, then)
+
+
+def reduce_scatter(group, output, input, op, is_async, value, then=None):
+    _rows("input", input, "output", output, group.size)
+    code = _reducible(input)
+    redop = op_code(op)
+    _before(group, is_async)
+    numbers = (
+        output.data_ptr(),
+        output.numel(),
+        input.data_ptr(),
+        input.numel(),
+        code,
+    )
+    if redop == PREMUL_SUM:
+        core = group.core.reduce_scatter_scaled(*numbers, factor_of(op), is_async)
+    else:
+        core = group.core.reduce_scatter(*numbers, redop, is_async)
+    return finish(group, core, (output, input), value, then)
+
+
+def gather(group, output, input, root, is_async, value, then=None):
+    """`output` is None except on `root`."""
+    in_count, code = _movable(input, "input")
+    out = (0, 0)
+    if output is not None:
+        _rows("output", output, "input", input, group.size)
+        out = (output.data_ptr(), _movable(output)[0])
+    _before(group, is_async)
+    core = group.core.gather(*out, input.data_ptr(), in_count, code, root, is_async)
+    return finish(group, core, (output, input), value, then)
+
+
+def scatter(group, output, input, root, is_async, value):
+    """`input` is None except on `root`."""
+    out_count, code = _movable(output, "output")
+    given = (0, 0)
+    if input is not None:
+        _rows("input", input, "output", output, group.size)
+        given = (input.data_ptr(), _movable(input)[0])
+    _before(group, is_async)
+    core = group.core.scatter(
+        output.data_ptr(), out_count, *given, code, root, is_async
+    )
+    return finish(group, core, (output, input), value)
+
+
+def _split_counts(name, tensor, splits, world):
+    """Elements of each rank's part; None: equal parts."""
+    check_tensor(tensor, name)
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not splits:
+        if rows % world:
+            raise ValueError(
+                f"the {name} has {rows} rows, which {world} ranks cannot share "
+                "equally: pass split sizes"
+            )
+        return None
+    if len(splits) != world or min(splits) < 0 or sum(splits) != rows:
+        raise ValueError(
+            f"the {name}'s split sizes {list(splits)} must be {world} numbers that "
+            f"sum up to its {rows} rows"
+        )
+    return tuple(split * (tensor.numel() // rows if rows else 0) for split in splits)
+
+
+def all_to_all(group, output, input, out_splits, in_splits, is_async, value, then=None):
+    """Splits: rows (of dimension 0) to and from each rank; empty: equal."""
+    check_tensor(output, "output")
+    check_tensor(input, "input")
+    _same_type("output", output, "input", input)
+    out_counts = _split_counts("output", output, out_splits, group.size)
+    in_counts = _split_counts("input", input, in_splits, group.size)
+    return _exchange(
+        group, output, out_counts, input, in_counts, is_async, value, then
+    )
+
+
+def _exchange(group, output, out_counts, input, in_counts, is_async, value, then):
+    """all_to_all of packed parts, counts in elements or None."""
+    out_count, code = _movable(output)
+    in_count, _ = _movable(input)
+    size = output.element_size() if code == _BYTE else 1
+    if size > 1:
+        out_counts = out_counts and tuple(n * size for n in out_counts)
+        in_counts = in_counts and tuple(n * size for n in in_counts)
+    _before(group, is_async)
+    core = group.core.all_to_all(
+        output.data_ptr(),
+        out_count,
+        input.data_ptr(),
+        in_count,
+        code,
+        out_counts,
+        in_counts,
+        is_async,
+    )
+    return finish(group, core, (output, input), value, then)
+
+
+# ---- lists of tensors ----
+
+
+def _check_list(tensors, what, count=None):
+    if count is not None and len(tensors) != count:
+        raise ValueError(
+            f"{count} tensors are wanted in the {what} list, one for each rank, "
+            f"not {len(tensors)}"
+        )
+    for tensor in tensors:
+        check_tensor(tensor, what)
+        _same_type(f"first {what}", tensors[0], f"other {what}", tensor)
+
+
+def _packed(tensors):
+    """The tensors as one: without a copy if they lie side by side."""
+    first = tensors[0]
+    size = first.element_size()
+    at = first.data_ptr()
+    total = 0
+    side_by_side = first.numel() > 0
+    for tensor in tensors:
+        side_by_side &= tensor.data_ptr() == at + total * size
+        total += tensor.numel()
+    storage = first.untyped_storage()
+    if side_by_side and at + total * size <= storage.data_ptr() + storage.nbytes():
+        return first.as_strided((total,), (1,)), True
+    return None, False
+
+
+def _pack(tensors):
+    flat, same = _packed(tensors)
+    return flat if same else torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _room(tensors):
+    """A buffer for all of them, and what copies it out (None: it is theirs)."""
+    flat, same = _packed(tensors)
+    if same:
+        return flat, None
+    total = sum(tensor.numel() for tensor in tensors)
+    flat = torch.empty(total, dtype=tensors[0].dtype, device=tensors[0].device)
+    return flat, lambda: _unpack(flat, tensors)
+
+
+def _unpack(flat, tensors):
+    at = 0
+    with torch.no_grad():
+        for tensor in tensors:
+            n = tensor.numel()
+            tensor.view(-1).copy_(flat[at : at + n])
+            at += n
+
+
+def _counts(tensors):
+    """Elements of each; None when all are equal."""
+    counts = [tensor.numel() for tensor in tensors]
+    return None if len(set(counts)) == 1 else counts
+
+
+def all_gather_list(group, outputs, input, is_async, value):
+    """outputs[r]: rank r's input; sizes may differ between ranks."""
+    check_tensor(input, "input")
+    _check_list(outputs, "output", group.size)
+    _same_type("output", outputs[0], "input", input)
+    if outputs[group.rank].numel() != input.numel():
+        raise ValueError(
+            f"output {group.rank}, this rank's own, has "
+            f"{outputs[group.rank].numel()} elements, but the input has {input.numel()}"
+        )
+    flat, then = _room(outputs)
+    counts = _counts(outputs)
+    if counts is None:
+        return all_gather(group, flat, input, is_async, value, then)
+    total, code = _movable(flat)
+    in_count, _ = _movable(input)
+    if code == _BYTE:
+        counts = [n * flat.element_size() for n in counts]
+    _before(group, is_async)
+    core = group.core.all_gather_v(
+        flat.data_ptr(), total, input.data_ptr(), in_count, code, counts, is_async
+    )
+    return finish(group, core, (flat, input), value, then)
+
+
+def reduce_scatter_list(group, output, inputs, op, is_async, value):
+    """inputs[r] goes, reduced, to rank r; sizes may differ between ranks."""
+    code = _reducible(output, "output")
+    _check_list(inputs, "input", group.size)
+    _same_type("output", output, "input", inputs[0])
+    if inputs[group.rank].numel() != output.numel():
+        raise ValueError(
+            f"input {group.rank}, this rank's own, has "
+            f"{inputs[group.rank].numel()} elements, but the output has {output.numel()}"
+        )
+    flat = _pack(inputs)
+    counts = _counts(inputs)
+    if counts is None:
+        return reduce_scatter(group, output, flat, op, is_async, value)
+    redop = op_code(op)
+    _before(group, is_async)
+    core = group.core.reduce_scatter_v(
+        output.data_ptr(),
+        output.numel(),
+        flat.data_ptr(),
+        flat.numel(),
+        code,
+        counts,
+        redop,
+        is_async,
+    )
+    return finish(group, core, (output, flat), value)
+
+
+def gather_list(group, outputs, input, root, is_async, value):
+    """`outputs` is None except on `root`."""
+    if outputs is None:
+        return gather(group, None, input, root, is_async, value)
+    _check_list(outputs, "output", group.size)
+    flat, then = _room(outputs)
+    return gather(group, flat, input, root, is_async, value, then)
+
+
+def scatter_list(group, output, inputs, root, is_async, value):
+    """`inputs` is None except on `root`."""
+    if inputs is None:
+        return scatter(group, output, None, root, is_async, value)
+    _check_list(inputs, "input", group.size)
+    return scatter(group, output, _pack(inputs), root, is_async, value)
+
+
+def all_to_all_list(group, outputs, inputs, is_async, value):
+    _check_list(outputs, "output", group.size)
+    _check_list(inputs, "input", group.size)
+    _same_type("output", outputs[0], "input", inputs[0])
+    flat, then = _room(outputs)
+    packed = _pack(inputs)
+    out_counts = tuple(tensor.numel() for tensor in outputs)
+    in_counts = tuple(tensor.numel() for tensor in inputs)
+    return _exchange(
+        group, flat, out_counts, packed, in_counts, is_async, value, then
+    )
+
+
+def all_reduce_many(group, tensors, op, is_async, value):
+    """Each tensor reduced; small ones of one type as one call."""
+    for tensor in tensors:
+        _reducible(tensor)
+    works = []
+    by_type = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_type.values():
+        small = [t for t in same if t.numel() * t.element_size() <= _FLATTEN_BYTES]
+        large = [t for t in same if t.numel() * t.element_size() > _FLATTEN_BYTES]
+        if len(small) > 1:
+            flat = torch.cat([tensor.reshape(-1) for tensor in small])
+            works.append(
+                all_reduce(
+                    group, flat, op, is_async, small,
+                    lambda flat=flat, small=small: _unpack(flat, small),
+                )
+            )  # fmt: skip
+        else:
+            large = small + large
+        works.extend(all_reduce(group, t, op, is_async, [t]) for t in large)
+    return Batch(works, value)
+
+
+# ---- point-to-point ----
+
+
+def send(group, tensor, peer, tag, is_async, value):
+    count, code = _movable(tensor)
+    core = group.core.send(tensor.data_ptr(), count, code, peer, tag, is_async)
+    return finish(group, core, tensor, value)
+
+
+def recv(group, tensor, peer, tag, is_async, value):
+    """peer -1: from any rank."""
+    count, code = _movable(tensor)
+    core = group.core.recv(tensor.data_ptr(), count, code, peer, tag, is_async)
+    if isinstance(core, int):
+        return Work(None, value, source=core)
+    return finish(group, core, tensor, value)
+
+
+def batch(group, operations, is_async, value):
+    """operations: (is_send, tensor, peer, tag) each; one Work for all."""
+    rows = []
+    for is_send, tensor, peer, tag in operations:
+        count, code = _movable(tensor)
+        rows.append((is_send, tensor.data_ptr(), count, code, peer, tag))
+    core = group.core.batch(rows, is_async)
+    return finish(group, core, [operation[1] for operation in operations], value)

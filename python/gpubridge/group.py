@@ -1,0 +1,58 @@
+"""A group of the job: the library's handle and what Python keeps for it."""
+
+import os
+import threading
+from collections import deque
+
+
+class Group:
+    """Some ranks that call collectives together, the world among them.
+
+    ``ranks`` are the job's ranks by group rank. Methods of ``core`` take
+    addresses; :mod:`gpubridge.collectives` calls them for tensors.
+    """
+
+    def __init__(self, core):
+        info = core.info()
+        self.core = core
+        self.rank = info["rank"]
+        self.size = info["count"]
+        self.ranks = info["ranks"]
+        self.id = info["id"]
+        self.info = info
+        self.pid = os.getpid()
+        # Tensors of async calls, kept until their calls are done: the library
+        # holds addresses only. Appended and popped under the GIL.
+        self.kept = deque()
+        self.worker = None
+        self.lock = threading.Lock()
+
+    def keep(self, work, tensors):
+        """Holds `tensors` until `work` is done, also if its owner drops it."""
+        kept = self.kept
+        while kept and kept[0][0].test():
+            kept.popleft()
+        kept.append((work, tensors))
+
+    def need_worker(self):
+        """Attaches the thread that runs async calls: a Python thread, so that
+        observers run on one that Python knows."""
+        with self.lock:
+            if self.worker is None:
+                self.worker = threading.Thread(
+                    target=self.core.serve, name="gpubridge-async", daemon=True
+                )
+                self.worker.start()
+
+    def ended(self):
+        """The library is through with it: joins the worker, frees tensors."""
+        if self.worker is not None and self.pid == os.getpid():
+            self.worker.join()
+        self.kept.clear()
+
+    def close(self):
+        """Runs what is queued and gives the group back. Idempotent."""
+        try:
+            self.core.close()
+        finally:
+            self.ended()
