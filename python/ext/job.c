@@ -168,8 +168,10 @@ static PyObject *job_world(PyObject *self, PyObject *unused) {
 /* A malloc'ed copy of a sequence of ranks; NULL with an exception. */
 static int *read_ranks(PyObject *sequence, Py_ssize_t *count_p) {
   Py_ssize_t count = PySequence_Size(sequence);
-  int *ranks = count < 0 ? NULL : PyMem_Malloc((size_t)(count + 1) * sizeof *ranks);
-  if (count >= 0 && !ranks) PyErr_NoMemory();
+  *count_p = count;
+  if (count < 0) return NULL;
+  int *ranks = PyMem_Malloc((size_t)(count + 1) * sizeof *ranks);
+  if (!ranks) PyErr_NoMemory();
   for (Py_ssize_t i = 0; ranks && i < count; i++) {
     PyObject *item = PySequence_GetItem(sequence, i);
     long rank = item ? PyLong_AsLong(item) : -1;
@@ -179,7 +181,6 @@ static int *read_ranks(PyObject *sequence, Py_ssize_t *count_p) {
     PyMem_Free(ranks);
     ranks = NULL;
   }
-  *count_p = count;
   return ranks;
 }
 

@@ -7,7 +7,6 @@ from . import calls
 from .session import current
 
 
-
 def ddp_comm_hook(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages one gradient bucket over all ranks with one async all_reduce.
 

@@ -339,7 +339,7 @@ static gb_status fail_late(gb_group *g, const gb_work *work, gb_error *error) {
   gbi_call_text(&work->task->call, call, sizeof call);
   add_wait_text(g, work, &text);
   return gbi_fail_rank(error, GB_ERR_TIMEOUT, g->members[g->p.rank],
-                       "%s did not end within %.4g s: %s%s", call,
+                       "%s did not end within its timeout of %.4g s: %s%s", call,
                        (double)gbi_group_timeout(g) / 1000.0,
                        g->p.who[g->p.rank], details);
 }
