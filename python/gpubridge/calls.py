@@ -46,16 +46,12 @@ _STRIDED = torch.strided
 
 # Codes of gb_redop in gpubridge/coll.h.
 SUM, AVG, MAX, MIN, PRODUCT, BAND, BOR, BXOR, PREMUL_SUM = range(9)
+# By torch's own number: enum members are slow to hash and to compare.
 _OP_CODES = {
-    ReduceOp.SUM: SUM,
-    ReduceOp.AVG: AVG,
-    ReduceOp.MAX: MAX,
-    ReduceOp.MIN: MIN,
-    ReduceOp.PRODUCT: PRODUCT,
-    ReduceOp.BAND: BAND,
-    ReduceOp.BOR: BOR,
-    ReduceOp.BXOR: BXOR,
-    ReduceOp.PREMUL_SUM: PREMUL_SUM,
+    int(getattr(ReduceOp, name)): code
+    for code, name in enumerate(
+        ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+    )
 }
 
 # Value of a caller that drops the Work of a sync call: none is made.
@@ -68,13 +64,13 @@ _FLATTEN_BYTES = 256 * 1024
 
 def op_code(op):
     """gb_redop of an op: an enum member or a ReduceOp instance."""
-    code = _OP_CODES.get(getattr(op, "op", op))
-    if code is None:
+    try:
+        return _OP_CODES[int(getattr(op, "op", op))]
+    except (KeyError, TypeError, ValueError):
         raise ValueError(
             f"the reduction {op} is not supported. Supported: SUM, AVG, MAX, MIN, "
             "PRODUCT, BAND, BOR, BXOR and PREMUL_SUM"
-        )
-    return code
+        ) from None
 
 
 def factor_of(op):
