@@ -7,6 +7,7 @@ Every rank runs the C command, `gpubridge check`, so a job costs no torch import
 import os
 import re
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -300,3 +301,62 @@ def test_a_cable_is_pulled(lab):
     assert time.monotonic() - pulled < 20
     assert all(code == 1 for code, _, _ in outs), outs
     assert "rank 1" in outs[0][1] and "rank 0" in outs[1][1], outs
+
+
+LAB = Path(__file__).resolve().parents[3] / "shared/lab/lab"
+
+
+@pytest.mark.skipif(not LAB.exists(), reason="the tool that makes slow cables is not here")
+def test_two_towns(tmp_path):
+    """S013: 40 ms one way, 50 Mbit/s, half a percent loss; 8 MiB three times and
+    no timeout. The cable is emulated, so only a generous bound on time."""
+    env = {**os.environ, "LAB_DIR": str(tmp_path), "LAB_NET": "10.77.13"}
+
+    def run(*args):
+        return subprocess.run(
+            [LAB, *args], env=env, check=True, capture_output=True, text=True, timeout=120
+        ).stdout
+
+    count = 8 * 1024 * 1024 // 4
+    script = tmp_path / "towns.py"
+    script.write_text(
+        "import sys, torch, gpubridge\n"
+        "from datetime import timedelta\n"
+        "gpubridge.init(timeout=timedelta(seconds=120))\n"
+        "r = gpubridge.get_topology().rank\n"
+        "for _ in range(3):\n"
+        f"    x = torch.full(({count},), r + 1.0)\n"
+        "    gpubridge.all_reduce(x)\n"
+        "    assert (x == 3).all()\n"
+        "x = torch.tensor([r + 1.0]); gpubridge.all_reduce(x); assert x.item() == 3\n"
+        "gpubridge.destroy(); print('right')\n"
+    )
+    ranks = []
+    try:
+        run("up", "nv0", "amd0")
+        run("shape", "amd0", "rate=50mbit", "delay=40ms", "loss=0.5%")
+        address = run("addr", "nv0").strip()
+        for rank, (host, vendor) in enumerate((("nv0", "nvidia"), ("amd0", "amd"))):
+            values = {
+                **env,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": address,
+                "MASTER_PORT": "29655",
+                "GPUBRIDGE_VENDOR": vendor,
+                "GPUBRIDGE_SIM_HOSTNAME": host,
+                "OMP_NUM_THREADS": "1",
+            }
+            ranks.append(
+                subprocess.Popen(
+                    [LAB, "exec", host, "--", sys.executable, script],
+                    env=values, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                )  # fmt: skip
+            )
+        for rank in ranks:
+            out, _ = rank.communicate(timeout=180)
+            assert rank.returncode == 0 and "right" in out, out
+    finally:
+        for rank in ranks:
+            rank.kill()
+        run("down")

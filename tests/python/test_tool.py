@@ -239,3 +239,56 @@ print("attempt", attempt, "done", flush=True)
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("attempt 1 done") == 4
+
+
+def test_no_build_at_run_time(run, tmp_path):
+    """S062: there is no library to build, so no half-written one: the old build
+    command is a no-op that four processes may run at once, also when killed."""
+    command = [sys.executable, "-m", "gpubridge.multitcp", "build"]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    killed.kill()
+    killed.wait()
+    builds = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    for build in builds:
+        out, _ = build.communicate(timeout=60)
+        assert build.returncode == 0 and "nothing to build" in out
+    info = subprocess.run(
+        [*command[:-1], "info"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "GPUBRIDGE_MULTITCP_STREAMS" in info.stdout
+    for name in ("verbs", "ucx"):
+        done = subprocess.run(
+            [sys.executable, "-m", f"gpubridge.{name}", "info"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 1 and "not part of" in done.stdout
+    assert tool("check", "--count", "10", timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_user_without_a_name_or_home(tmp_path):
+    """S064: a numeric user without a passwd entry or HOME, a long TMPDIR that it
+    cannot write, and a host name in Japanese (test_jobs.py reads it back)."""
+    long = tmp_path / ("x" * 150)
+    long.mkdir(mode=0o555)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(long),
+        "GPUBRIDGE_SIM_HOSTNAME": "計算機",
+    }
+    done = subprocess.run(
+        [TOOL, "check", "--islands", "nvidia:1,amd:1", "--count", "10"],
+        env=environment,
+        user=54321,
+        group=54321,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

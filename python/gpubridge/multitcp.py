@@ -1,0 +1,8 @@
+"""The bridge ``multitcp`` on the command line: build (a no-op) and info."""
+
+import sys
+
+from ._bridge_command import main
+
+if __name__ == "__main__":
+    sys.exit(main("multitcp", "GPUBRIDGE_MULTITCP_", available=True))
