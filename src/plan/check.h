@@ -4,7 +4,8 @@
  * reading of a communicator: a step moves data only when every member has
  * started it; a message of the mesh when both ends have, and a rank has room for
  * GBI_CHECK_WINDOW of them in flight. Calls whose small buffer may be this
- * rank's row of the large one run a second time like that. It reports
+ * rank's row of the large one run a second time like that, up to 1,024 ranks. It
+ * reports
  *   - a communicator whose members list different steps,
  *   - a message without its counterpart, of another length, or sent twice,
  *   - a deadlock (nobody can start or finish a step),
