@@ -12,17 +12,29 @@
 #include <unistd.h>
 
 /* The last reduction, premul_sum, is not for the plain functions. */
-enum { OPS = 5, RANKS_MAX = 1024, COLUMNS = GB_PREMUL_SUM };
-static const char *const op_names[OPS] = {"all_reduce", "broadcast",
-                                          "all_gather", "reduce_scatter",
-                                          "barrier"};
+enum { RANKS_MAX = 1024, COLUMNS = GB_PREMUL_SUM };
+typedef enum op {
+  ALL_REDUCE,
+  REDUCE,
+  BROADCAST,
+  ALL_GATHER,
+  ALL_GATHER_V,
+  REDUCE_SCATTER,
+  REDUCE_SCATTER_V,
+  BARRIER,
+  OPS
+} op;
+static const char *const op_names[OPS] = {
+    "all_reduce",   "reduce",         "broadcast",        "all_gather",
+    "all_gather_v", "reduce_scatter", "reduce_scatter_v", "barrier"};
 
 typedef struct checker {
   gb_job *job;
   gb_group *group;
   int rank, world;
   size_t count;
-  long wrong; /* of this rank, in the current cell */
+  size_t *counts; /* lengths of rows that differ, none above `count` */
+  long wrong;     /* of this rank, in the current cell */
 } checker;
 
 /* ---- values ---- */
@@ -186,13 +198,72 @@ static gb_status check_reduce_scatter(checker *c, void *data, void *row,
   return status;
 }
 
-static gb_status run_cell(checker *c, int op, gb_dtype dtype, gb_redop redop,
+static gb_status check_reduce(checker *c, void *data, gb_dtype dtype,
+                              gb_redop op, gb_error *error) {
+  for (int root = 0; root < c->world; root++) {
+    for (size_t i = 0; i < c->count; i++)
+      store(data, i, dtype, given(c, c->rank, i, dtype, op));
+    gb_buffer buffer = {data, c->count, dtype};
+    gb_status status = gb_reduce(c->group, &buffer, op, root, NULL, error);
+    if (status != GB_OK) return status;
+    bool mine = root == c->rank;
+    for (size_t i = 0; i < c->count; i++)
+      count_wrong(c, data, i, dtype,
+                  mine ? reduced(c, i, dtype, op)
+                       : given(c, c->rank, i, dtype, op));
+  }
+  return GB_OK;
+}
+
+/* Elements of all rows before rank r's. */
+static size_t row_at(const checker *c, int r) {
+  size_t at = 0;
+  for (int k = 0; k < r; k++) at += c->counts[k];
+  return at;
+}
+
+static gb_status check_all_gather_v(checker *c, void *data, void *row,
+                                    gb_dtype dtype, gb_error *error) {
+  size_t n = c->counts[c->rank], at = 0;
+  for (size_t i = 0; i < n; i++)
+    store(row, i, dtype, value_of(c->rank, i, dtype));
+  gb_buffer output = {data, row_at(c, c->world), dtype};
+  gb_buffer input = {row, n, dtype};
+  gb_status status =
+      gb_all_gather_v(c->group, &output, &input, c->counts, NULL, error);
+  for (int r = 0; status == GB_OK && r < c->world; r++)
+    for (size_t i = 0; i < c->counts[r]; i++)
+      count_wrong(c, data, at++, dtype, value_of(r, i, dtype));
+  return status;
+}
+
+static gb_status check_reduce_scatter_v(checker *c, void *data, void *row,
+                                        gb_dtype dtype, gb_redop op,
+                                        gb_error *error) {
+  size_t n = c->counts[c->rank], total = row_at(c, c->world);
+  for (size_t i = 0; i < total; i++)
+    store(data, i, dtype, given(c, c->rank, i, dtype, op));
+  gb_buffer output = {row, n, dtype}, input = {data, total, dtype};
+  gb_status status = gb_reduce_scatter_v(c->group, &output, &input, c->counts,
+                                         op, NULL, error);
+  for (size_t i = 0; status == GB_OK && i < n; i++)
+    count_wrong(c, row, i, dtype,
+                reduced(c, row_at(c, c->rank) + i, dtype, op));
+  return status;
+}
+
+static gb_status run_cell(checker *c, op op, gb_dtype dtype, gb_redop redop,
                           void *data, void *row, gb_error *error) {
   switch (op) {
-    case 0: return check_all_reduce(c, data, dtype, redop, error);
-    case 1: return check_broadcast(c, data, dtype, error);
-    case 2: return check_all_gather(c, data, row, dtype, error);
-    case 3: return check_reduce_scatter(c, data, row, dtype, redop, error);
+    case ALL_REDUCE: return check_all_reduce(c, data, dtype, redop, error);
+    case REDUCE: return check_reduce(c, data, dtype, redop, error);
+    case BROADCAST: return check_broadcast(c, data, dtype, error);
+    case ALL_GATHER: return check_all_gather(c, data, row, dtype, error);
+    case ALL_GATHER_V: return check_all_gather_v(c, data, row, dtype, error);
+    case REDUCE_SCATTER:
+      return check_reduce_scatter(c, data, row, dtype, redop, error);
+    case REDUCE_SCATTER_V:
+      return check_reduce_scatter_v(c, data, row, dtype, redop, error);
     default: return gb_barrier(c->group, NULL, error);
   }
 }
@@ -206,11 +277,13 @@ static gb_status add_up(checker *c, long *total, gb_error *error) {
   return status;
 }
 
-static gb_status check_row(checker *c, int op, gb_dtype dtype, void *data,
+static gb_status check_row(checker *c, op op, gb_dtype dtype, void *data,
                            void *row, long *failures, gb_error *error) {
-  bool reduces = op == 0 || op == 3;
+  bool reduces = op == ALL_REDUCE || op == REDUCE || op == REDUCE_SCATTER ||
+                 op == REDUCE_SCATTER_V;
   if (!c->rank)
-    printf("%-15s %-15s", op_names[op], op == 4 ? "-" : gb_dtype_name(dtype));
+    printf("%-16s %-15s", op_names[op],
+           op == BARRIER ? "-" : gb_dtype_name(dtype));
   for (int redop = 0; redop < (reduces ? COLUMNS : 1); redop++) {
     long total = 0;
     if (reduces && !gb_redop_supported((gb_redop)redop, dtype)) {
@@ -234,16 +307,22 @@ static gb_status check_row(checker *c, int op, gb_dtype dtype, void *data,
 static gb_status check_all(checker *c, long *failures, gb_error *error) {
   size_t bytes = c->count * (size_t)c->world * 16;
   void *data = malloc(bytes), *row = malloc(c->count * 16);
-  gb_status status = data && row ? GB_OK : GB_ERR_MEMORY;
+  c->counts = malloc((size_t)c->world * sizeof *c->counts);
+  gb_status status = data && row && c->counts ? GB_OK : GB_ERR_MEMORY;
+  for (int r = 0; status == GB_OK && r < c->world; r++)
+    c->counts[r] = c->count / (size_t)(r + 1);
   if (!c->rank) {
-    printf("%-15s %-15s", "collective", "type");
+    printf("%-16s %-15s", "collective", "type");
     for (int redop = 0; redop < COLUMNS; redop++)
       printf(" %-7s", gb_redop_name((gb_redop)redop));
     printf("\n");
   }
   for (int op = 0; op < OPS && status == GB_OK; op++)
-    for (int t = 0; t < (op == 4 ? 1 : GB_DTYPE_COUNT) && status == GB_OK; t++)
-      status = check_row(c, op, (gb_dtype)t, data, row, failures, error);
+    for (int t = 0; t < (op == BARRIER ? 1 : GB_DTYPE_COUNT); t++)
+      if (status == GB_OK)
+        status =
+            check_row(c, (enum op)op, (gb_dtype)t, data, row, failures, error);
+  free(c->counts);
   free(data);
   free(row);
   return status;

@@ -517,7 +517,8 @@ static uint64_t expected(const checker *c, int rank, uint64_t i) {
     case GBI_OP_ALL_GATHER_V:
       row = row_of(r, i);
       return tag(row, i - gbi_plan_row_at(plan, row));
-    case GBI_OP_SCATTER: return tag(coll->root, (uint64_t)rank * coll->count + i);
+    case GBI_OP_SCATTER:
+      return tag(coll->root, (uint64_t)rank * coll->count + i);
     case GBI_OP_ALL_TO_ALL:
       row = row_of(r, i);
       return tag(row, i - gbi_plan_out_at(plan, row) +
@@ -593,7 +594,8 @@ static bool make_sums(checker *c) {
   if (coll->redop == 255) return true;
   c->sums = calloc(first->in_elements + 1, sizeof *c->sums);
   for (uint64_t i = 0; c->sums && i < first->in_elements; i++) {
-    for (int r = 0; r < c->world; r++) c->sums[i] += tag(r, i) * factor(coll, r);
+    for (int r = 0; r < c->world; r++)
+      c->sums[i] += tag(r, i) * factor(coll, r);
     if (coll->redop == GB_AVG) c->sums[i] ^= UINT64_MAX;
   }
   return c->sums;

@@ -75,9 +75,9 @@ static void one_all_to_all(gb_group *group, int pattern, size_t n,
   gb_error error;
   /* Equal parts by either list, by none or by both. */
   bool no_in = pattern == 0 && n % 2, no_out = pattern == 0 && n % 3;
-  gb_status status = gb_all_to_all(group, &output, no_out ? NULL : out_counts,
-                                   &input, no_in ? NULL : in_counts,
-                                   async ? &work : NULL, &error);
+  gb_status status =
+      gb_all_to_all(group, &output, no_out ? NULL : out_counts, &input,
+                    no_in ? NULL : in_counts, async ? &work : NULL, &error);
   memset(in_counts, 0xff, sizeof in_counts);
   memset(out_counts, 0xff, sizeof out_counts);
   must_end(status, &work, &error);
@@ -115,14 +115,14 @@ static void all_shapes(const char *policy) {
   must_close(job);
 }
 
-#define LAYOUT(name, n, letters)                                               \
-  GB_TEST(exchange, name##_auto, .ranks = n, .vendors = letters,               \
-          .timeout_ms = 120000) {                                              \
-    all_shapes(NULL);                                                          \
-  }                                                                            \
-  GB_TEST(exchange, name##_flat, .ranks = n, .vendors = letters,               \
-          .timeout_ms = 120000) {                                              \
-    all_shapes("flat");                                                        \
+#define LAYOUT(name, n, letters)                                 \
+  GB_TEST(exchange, name##_auto, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                                \
+    all_shapes(NULL);                                            \
+  }                                                              \
+  GB_TEST(exchange, name##_flat, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                                \
+    all_shapes("flat");                                          \
   }
 
 LAYOUT(two_and_two, 4, "nnaa")
@@ -152,8 +152,8 @@ GB_TEST(exchange, many_in_flight, .ranks = 4, .vendors = "nnaa",
   for (int c = 0; c < CALLS; c++) {
     for (int i = 0; i < 4 * N; i++) in[c][i] = c * 1000000 + gb_rank() * N + i;
     sums[c] = (float)gb_rank();
-    gb_buffer input = {in[c], 4 * N, GB_INT32}, output = {out[c], 4 * N,
-                                                          GB_INT32};
+    gb_buffer input = {in[c], 4 * N, GB_INT32},
+              output = {out[c], 4 * N, GB_INT32};
     gb_buffer sum = {&sums[c], 1, GB_FLOAT32};
     MUST(gb_all_to_all(group, &output, NULL, &input, NULL, &works[c], error));
     MUST(gb_all_reduce(group, &sum, GB_SUM, &others[c], error));
@@ -165,8 +165,7 @@ GB_TEST(exchange, many_in_flight, .ranks = 4, .vendors = "nnaa",
     gb_work_release(others[c]);
     GB_CHECK(sums[c] == 6);
     for (int i = 0; i < 4 * N; i++)
-      GB_CHECK_INT(out[c][i],
-                   c * 1000000 + i / N * N + gb_rank() * N + i % N);
+      GB_CHECK_INT(out[c][i], c * 1000000 + i / N * N + gb_rank() * N + i % N);
   }
   free(in);
   free(out);
@@ -241,8 +240,7 @@ static void disagree(difference what, const char *a, const char *b) {
   meet(0);
   gb_error error;
   double start = test_now();
-  gb_status status =
-      odd_call(gb_job_world(job), what, gb_rank() == 3, &error);
+  gb_status status = odd_call(gb_job_world(job), what, gb_rank() == 3, &error);
   /* Who only gives may be done before it can know. */
   if (status == GB_OK) status = gb_barrier(gb_job_world(job), NULL, &error);
   must_fail(status, &error, start, 10, a, b);

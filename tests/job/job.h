@@ -68,8 +68,9 @@ static inline gb_status sum_once(gb_job *job, float *value, gb_error *error) {
 }
 
 /* The call must fail within `seconds`, with both words in the text. */
-static inline void must_fail(gb_status status, const gb_error *error, double start,
-                      double seconds, const char *a, const char *b) {
+static inline void must_fail(gb_status status, const gb_error *error,
+                             double start, double seconds, const char *a,
+                             const char *b) {
   double took = test_now() - start;
   if (status == GB_OK)
     gb_test_fail(__FILE__, __LINE__, "success, though ranks disagree");

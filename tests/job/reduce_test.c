@@ -1,12 +1,12 @@
 /* Reduces onto one rank and reductions with a factor, in whole jobs: the result
- * is exact on every layout and policy, called sync and async, the buffers that a
- * call must not write stay as they are, ranks that disagree learn it at once,
+ * is exact on every layout and policy, called sync and async, the buffers that
+ * a call must not write stay as they are, ranks that disagree learn it at once,
  * and a refused call leaves the job usable (S079, S081, S027, S032, S034). */
 #include "job/job.h"
 #include "job/values.h"
 
-static const gb_dtype dtypes[] = {GB_INT32,   GB_INT64,   GB_FLOAT16,
-                                  GB_BFLOAT16, GB_FLOAT32, GB_FLOAT64,
+static const gb_dtype dtypes[] = {GB_INT32,        GB_INT64,   GB_FLOAT16,
+                                  GB_BFLOAT16,     GB_FLOAT32, GB_FLOAT64,
                                   GB_FLOAT8_E4M3FN};
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
@@ -40,7 +40,9 @@ static void one_reduce(gb_group *group, void *data, size_t n, gb_dtype dtype,
 }
 
 /* A factor of its own for each rank; sums are exact in float32. */
-static double factor_of(int rank) { return 0.5 * (rank % 4 + 1); }
+static double factor_of(int rank) {
+  return 0.5 * (rank % 4 + 1);
+}
 
 static double scaled(size_t i) {
   double sum = 0;
@@ -72,9 +74,9 @@ static void one_scaled(gb_group *group, uint8_t *data, uint8_t *all, size_t n,
   for (int inside = 0; inside < 2; inside++) {
     if (inside) small.data = all + first * bytes;
     fill(all, n * world, dtype);
-    must_end(gb_reduce_scatter_scaled(group, &small, &large, factor, work_p,
-                                      &error),
-             &work, &error);
+    must_end(
+        gb_reduce_scatter_scaled(group, &small, &large, factor, work_p, &error),
+        &work, &error);
     for (size_t i = 0; i < n; i++)
       check(small.data, i, dtype, scaled(first + i), "reduce_scatter_scaled");
     for (size_t i = 0; i < n * world; i++)
@@ -103,8 +105,7 @@ static void all_shapes(const char *policy, const char *bridge) {
         if (gb_redop_supported(ops[o], dtype))
           one_reduce(group, data, counts[c], dtype, ops[o],
                      (root + (int)o) % gb_world(), turn % 2);
-      if (gb_redop_supported(GB_PREMUL_SUM, dtype) &&
-          dtype != GB_FLOAT8_E4M3FN)
+      if (gb_redop_supported(GB_PREMUL_SUM, dtype) && dtype != GB_FLOAT8_E4M3FN)
         one_scaled(group, data, all, counts[c], dtype, root, turn % 2);
     }
   free(data);
@@ -112,14 +113,14 @@ static void all_shapes(const char *policy, const char *bridge) {
   must_close(job);
 }
 
-#define LAYOUT(name, n, letters)                                               \
-  GB_TEST(reduce, name##_auto, .ranks = n, .vendors = letters,                 \
-          .timeout_ms = 120000) {                                              \
-    all_shapes(NULL, NULL);                                                    \
-  }                                                                            \
-  GB_TEST(reduce, name##_flat, .ranks = n, .vendors = letters,                 \
-          .timeout_ms = 120000) {                                              \
-    all_shapes("flat", NULL);                                                  \
+#define LAYOUT(name, n, letters)                               \
+  GB_TEST(reduce, name##_auto, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                              \
+    all_shapes(NULL, NULL);                                    \
+  }                                                            \
+  GB_TEST(reduce, name##_flat, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                              \
+    all_shapes("flat", NULL);                                  \
   }
 
 LAYOUT(two_and_two, 4, "nnaa")
@@ -163,8 +164,8 @@ GB_TEST(reduce, factors, .ranks = 4, .vendors = "nnaa") {
                             error));
   GB_CHECK(isnan(value));
   value = 1;
-  MUST(gb_all_reduce_scaled(group, &buffer, gb_rank() == 3 ? INFINITY : 1,
-                            NULL, error));
+  MUST(gb_all_reduce_scaled(group, &buffer, gb_rank() == 3 ? INFINITY : 1, NULL,
+                            error));
   GB_CHECK(isinf(value));
   must_sum(job, 1);
   must_close(job);
@@ -180,21 +181,22 @@ GB_TEST(reduce, refused_arguments, .ranks = 2, .vendors = "na") {
   gb_buffer bad = {values, 1, (gb_dtype)77};
   gb_error error;
   must_be_refused(gb_reduce(group, &ints, GB_SUM, 2, NULL, &error),
-              GB_ERR_ARGUMENT, &error, "destination rank is 2");
+                  GB_ERR_ARGUMENT, &error, "destination rank is 2");
   must_be_refused(gb_reduce(group, &ints, GB_SUM, -1, NULL, &error),
-              GB_ERR_ARGUMENT, &error, "from 0 to 1");
-  must_be_refused(gb_reduce(group, NULL, GB_SUM, 0, NULL, &error), GB_ERR_ARGUMENT,
-              &error, "buffer is NULL");
+                  GB_ERR_ARGUMENT, &error, "from 0 to 1");
+  must_be_refused(gb_reduce(group, NULL, GB_SUM, 0, NULL, &error),
+                  GB_ERR_ARGUMENT, &error, "buffer is NULL");
   must_be_refused(gb_reduce(group, &bad, GB_SUM, 0, NULL, &error), GB_ERR_TYPE,
-              &error, "dtype code 77");
+                  &error, "dtype code 77");
   must_be_refused(gb_reduce(group, &ints, GB_PREMUL_SUM, 0, NULL, &error),
-              GB_ERR_ARGUMENT, &error, "factor");
+                  GB_ERR_ARGUMENT, &error, "factor");
   must_be_refused(gb_all_reduce_scaled(group, &ints, 2, NULL, &error),
-              GB_ERR_ARGUMENT, &error, "premul_sum of int32");
+                  GB_ERR_ARGUMENT, &error, "premul_sum of int32");
   must_be_refused(gb_reduce_scaled(group, &ints, 2, 0, NULL, &error),
-              GB_ERR_ARGUMENT, &error, "premul_sum of int32");
-  must_be_refused(gb_reduce_scatter_scaled(group, &small, &ints, 2, NULL, &error),
-              GB_ERR_ARGUMENT, &error, "premul_sum of int32");
+                  GB_ERR_ARGUMENT, &error, "premul_sum of int32");
+  must_be_refused(
+      gb_reduce_scatter_scaled(group, &small, &ints, 2, NULL, &error),
+      GB_ERR_ARGUMENT, &error, "premul_sum of int32");
   must_sum(job, 3);
   must_close(job);
 }
@@ -212,9 +214,8 @@ static void disagree(int odd, int root, size_t count, gb_redop op,
   gb_buffer buffer = {data, other ? count : 4, GB_FLOAT32};
   gb_error error;
   double start = test_now();
-  gb_status status = gb_reduce(gb_job_world(job), &buffer,
-                               other ? op : GB_SUM, other ? root : 0, NULL,
-                               &error);
+  gb_status status = gb_reduce(gb_job_world(job), &buffer, other ? op : GB_SUM,
+                               other ? root : 0, NULL, &error);
   /* Who only gives may be done before it can know. */
   if (status == GB_OK) status = gb_barrier(gb_job_world(job), NULL, &error);
   must_fail(status, &error, start, 8, a, b);

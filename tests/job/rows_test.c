@@ -1,7 +1,7 @@
-/* Rows of different lengths in whole jobs: all_gather_v and reduce_scatter_v are
- * exact on every layout and policy, for lengths of zero, for one long row among
- * short ones, and with the small buffer inside the large one; the lengths are
- * the caller's again when an async call returns. Ranks whose lengths differ
+/* Rows of different lengths in whole jobs: all_gather_v and reduce_scatter_v
+ * are exact on every layout and policy, for lengths of zero, for one long row
+ * among short ones, and with the small buffer inside the large one; the lengths
+ * are the caller's again when an async call returns. Ranks whose lengths differ
  * learn that they do, and a refused call leaves the job usable (S079, S081,
  * S027, S034). */
 #include "job/job.h"
@@ -117,8 +117,7 @@ static void all_shapes(const char *policy, const char *bridge) {
   for (int pattern = 0; pattern < PATTERNS; pattern++)
     for (size_t t = 0; t < sizeof dtypes / sizeof dtypes[0]; t++) {
       gb_dtype dtype = dtypes[t];
-      if (pattern == PATTERNS - 1 && dtype != GB_FLOAT16 &&
-          dtype != GB_FLOAT32)
+      if (pattern == PATTERNS - 1 && dtype != GB_FLOAT16 && dtype != GB_FLOAT32)
         continue;
       bool async = (pattern + (int)t) % 2;
       one_gather(group, pattern, dtype, small, large, async);
@@ -132,14 +131,14 @@ static void all_shapes(const char *policy, const char *bridge) {
   must_close(job);
 }
 
-#define LAYOUT(name, n, letters)                                               \
-  GB_TEST(rows, name##_auto, .ranks = n, .vendors = letters,                   \
-          .timeout_ms = 120000) {                                              \
-    all_shapes(NULL, NULL);                                                    \
-  }                                                                            \
-  GB_TEST(rows, name##_flat, .ranks = n, .vendors = letters,                   \
-          .timeout_ms = 120000) {                                              \
-    all_shapes("flat", NULL);                                                  \
+#define LAYOUT(name, n, letters)                             \
+  GB_TEST(rows, name##_auto, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                            \
+    all_shapes(NULL, NULL);                                  \
+  }                                                          \
+  GB_TEST(rows, name##_flat, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                            \
+    all_shapes("flat", NULL);                                \
   }
 
 LAYOUT(two_and_two, 4, "nnaa")
@@ -210,9 +209,9 @@ GB_TEST(rows, refused_arguments, .ranks = 2, .vendors = "na") {
                   GB_ERR_ARGUMENT, &error, "must be of one type");
   must_be_refused(gb_all_gather_v(group, &rows4, &inside, counts, NULL, &error),
                   GB_ERR_ARGUMENT, &error, "overlap otherwise than in row");
-  must_be_refused(gb_reduce_scatter_v(group, &row, &rows4, huge, GB_SUM, NULL,
-                                      &error),
-                  GB_ERR_ARGUMENT, &error, "more than memory can hold");
+  must_be_refused(
+      gb_reduce_scatter_v(group, &row, &rows4, huge, GB_SUM, NULL, &error),
+      GB_ERR_ARGUMENT, &error, "more than memory can hold");
   must_be_refused(gb_reduce_scatter_v(group, &row, &rows4, counts, (gb_redop)99,
                                       NULL, &error),
                   GB_ERR_ARGUMENT, &error, "reduction code 99");
