@@ -11,17 +11,30 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OPS = 5, RANKS_MAX = 1024 };
-static const char *const op_names[OPS] = {"all_reduce", "broadcast",
-                                          "all_gather", "reduce_scatter",
-                                          "barrier"};
+/* The last reduction, premul_sum, is not for the plain functions. */
+enum { RANKS_MAX = 1024, COLUMNS = GB_PREMUL_SUM };
+typedef enum op {
+  ALL_REDUCE,
+  REDUCE,
+  BROADCAST,
+  ALL_GATHER,
+  ALL_GATHER_V,
+  REDUCE_SCATTER,
+  REDUCE_SCATTER_V,
+  BARRIER,
+  OPS
+} op;
+static const char *const op_names[OPS] = {
+    "all_reduce",   "reduce",         "broadcast",        "all_gather",
+    "all_gather_v", "reduce_scatter", "reduce_scatter_v", "barrier"};
 
 typedef struct checker {
   gb_job *job;
   gb_group *group;
   int rank, world;
   size_t count;
-  long wrong; /* of this rank, in the current cell */
+  size_t *counts; /* lengths of rows that differ, none above `count` */
+  long wrong;     /* of this rank, in the current cell */
 } checker;
 
 /* ---- values ---- */
@@ -33,81 +46,108 @@ static int value_of(int rank, size_t i, gb_dtype dtype) {
   return (int)((i * 7 + (size_t)rank * 5 + 1) % (size_t)most) + 1;
 }
 
-/* Encodes a small number (a multiple of 1/1024 for halves) exactly. */
-static uint16_t half_bits(double v, int mantissa, int bias) {
+/* What a rank gives to a reduction. Six ranks at most give 2 to a product, the
+ * others 1; a bool is often false. */
+static int given(const checker *c, int rank, size_t i, gb_dtype dtype,
+                 gb_redop op) {
+  int v = value_of(rank, i, dtype);
+  if (dtype == GB_BOOL) return v == 3 ? 0 : v;
+  if (op != GB_PRODUCT) return v;
+  return (i + (size_t)rank) % (size_t)c->world < 6 ? 2 : 1;
+}
+
+/* Digits of the mantissa and bias of the types of one and two bytes. */
+static const struct {
+  uint8_t digits, bias;
+} narrow[GB_DTYPE_COUNT] = {
+    [GB_FLOAT16] = {10, 15},          [GB_BFLOAT16] = {7, 127},
+    [GB_FLOAT8_E4M3FN] = {3, 7},      [GB_FLOAT8_E5M2] = {2, 15},
+    [GB_FLOAT8_E4M3FNUZ] = {3, 8},    [GB_FLOAT8_E5M2FNUZ] = {2, 16},
+};
+
+/* 0 or a positive value of the type's normal range, to nearest even. */
+static unsigned narrow_bits(double v, gb_dtype dtype) {
   if (v == 0) return 0;
-  int e;
-  double m = frexp(v, &e); /* 0.5 <= m < 1 */
-  int exponent = e - 1 + bias;
-  double scaled = (m * 2 - 1) * (double)(1 << mantissa);
-  return (uint16_t)(exponent << mantissa | (int)nearbyint(scaled));
+  int digits = narrow[dtype].digits, e;
+  frexp(v, &e);
+  unsigned units = (unsigned)nearbyint(ldexp(v, digits + 1 - e));
+  return ((unsigned)(e - 1 + narrow[dtype].bias) << digits) + units -
+         (1u << digits);
 }
 
-static double half_value(uint16_t bits, int mantissa, int bias) {
-  int exponent = bits >> mantissa & (mantissa == 10 ? 31 : 255);
-  double m = 1 + (double)(bits & ((1 << mantissa) - 1)) / (1 << mantissa);
-  return bits ? ldexp(m, exponent - bias) : 0;
-}
-
+/* In complex numbers the second part is the negative. */
 static void store(void *data, size_t i, gb_dtype dtype, double v) {
+  if (narrow[dtype].digits) {
+    unsigned bits = narrow_bits(v, dtype);
+    if (gb_dtype_bytes(dtype) == 1)
+      ((uint8_t *)data)[i] = (uint8_t)bits;
+    else
+      ((uint16_t *)data)[i] = (uint16_t)bits;
+    return;
+  }
   switch (dtype) {
-    case GB_INT8: ((int8_t *)data)[i] = (int8_t)v; break;
-    case GB_UINT8: ((uint8_t *)data)[i] = (uint8_t)v; break;
-    case GB_INT32: ((int32_t *)data)[i] = (int32_t)v; break;
-    case GB_INT64: ((int64_t *)data)[i] = (int64_t)v; break;
-    case GB_FLOAT16: ((uint16_t *)data)[i] = half_bits(v, 10, 15); break;
-    case GB_BFLOAT16: ((uint16_t *)data)[i] = half_bits(v, 7, 127); break;
+    case GB_INT8:
+    case GB_UINT8:
+    case GB_BOOL: ((uint8_t *)data)[i] = (uint8_t)v; break;
+    case GB_INT16:
+    case GB_UINT16: ((uint16_t *)data)[i] = (uint16_t)v; break;
+    case GB_INT32:
+    case GB_UINT32: ((uint32_t *)data)[i] = (uint32_t)v; break;
+    case GB_INT64:
+    case GB_UINT64: ((uint64_t *)data)[i] = (uint64_t)v; break;
     case GB_FLOAT32: ((float *)data)[i] = (float)v; break;
+    case GB_COMPLEX64:
+      ((float *)data)[2 * i] = (float)v;
+      ((float *)data)[2 * i + 1] = (float)-v;
+      break;
+    case GB_COMPLEX128:
+      ((double *)data)[2 * i] = v;
+      ((double *)data)[2 * i + 1] = -v;
+      break;
     default: ((double *)data)[i] = v;
   }
 }
 
-static double load(const void *data, size_t i, gb_dtype dtype) {
-  switch (dtype) {
-    case GB_INT8: return ((const int8_t *)data)[i];
-    case GB_UINT8: return ((const uint8_t *)data)[i];
-    case GB_INT32: return ((const int32_t *)data)[i];
-    case GB_INT64: return (double)((const int64_t *)data)[i];
-    case GB_FLOAT16: return half_value(((const uint16_t *)data)[i], 10, 15);
-    case GB_BFLOAT16: return half_value(((const uint16_t *)data)[i], 7, 127);
-    case GB_FLOAT32: return ((const float *)data)[i];
-    default: return ((const double *)data)[i];
+static int combined(int a, int b, gb_dtype dtype, gb_redop op) {
+  bool is_bool = dtype == GB_BOOL;
+  if (is_bool) a = a != 0, b = b != 0;
+  switch (op) {
+    case GB_MAX: return a > b ? a : b;
+    case GB_MIN: return a < b ? a : b;
+    case GB_PRODUCT: return a * b;
+    case GB_BAND: return a & b;
+    case GB_BOR: return a | b;
+    case GB_BXOR: return a ^ b;
+    default: return is_bool ? a | b : a + b;
   }
 }
 
 /* What the reduction must give. An average is rounded to the type once, by the
  * same road the library takes: sum, then one division. */
 static double reduced(const checker *c, size_t i, gb_dtype dtype, gb_redop op) {
-  double sum = 0, most = -1e9, least = 1e9;
-  for (int r = 0; r < c->world; r++) {
-    double v = value_of(r, i, dtype);
-    sum += v;
-    most = fmax(most, v);
-    least = fmin(least, v);
-  }
-  if (op == GB_MAX) return most;
-  if (op == GB_MIN) return least;
-  if (op == GB_SUM) return sum;
-  double mean = sum / c->world;
-  if (dtype == GB_FLOAT64) return mean;
-  float rounded = (float)sum / (float)c->world;
-  if (dtype == GB_FLOAT32) return rounded;
-  int bits = dtype == GB_FLOAT16 ? 11 : 8, e;
-  double m = frexp(rounded, &e);
-  return ldexp(nearbyint(ldexp(m, bits)), e - bits);
+  int result = given(c, 0, i, dtype, op);
+  for (int r = 1; r < c->world; r++)
+    result = combined(result, given(c, r, i, dtype, op), dtype, op);
+  if (op != GB_AVG) return result;
+  if (dtype == GB_FLOAT64 || dtype == GB_COMPLEX128)
+    return (double)result / c->world;
+  return (float)result / (float)c->world;
 }
 
 /* ---- one cell of the table ---- */
 
 static void count_wrong(checker *c, const void *data, size_t i, gb_dtype dtype,
                         double want) {
-  if (load(data, i, dtype) != want) c->wrong++;
+  size_t bytes = gb_dtype_bytes(dtype);
+  double room[2] = {0, 0}; /* for the widest type */
+  store(room, 0, dtype, want);
+  c->wrong += memcmp(room, (const uint8_t *)data + i * bytes, bytes) != 0;
 }
 
 static gb_status check_all_reduce(checker *c, void *data, gb_dtype dtype,
                                   gb_redop op, gb_error *error) {
   for (size_t i = 0; i < c->count; i++)
-    store(data, i, dtype, value_of(c->rank, i, dtype));
+    store(data, i, dtype, given(c, c->rank, i, dtype, op));
   gb_buffer buffer = {data, c->count, dtype};
   gb_status status = gb_all_reduce(c->group, &buffer, op, NULL, error);
   for (size_t i = 0; status == GB_OK && i < c->count; i++)
@@ -147,7 +187,7 @@ static gb_status check_reduce_scatter(checker *c, void *data, void *row,
                                       gb_error *error) {
   size_t n = c->count;
   for (size_t i = 0; i < n * (size_t)c->world; i++)
-    store(data, i, dtype, value_of(c->rank, i, dtype));
+    store(data, i, dtype, given(c, c->rank, i, dtype, op));
   gb_buffer output = {row, n, dtype};
   gb_buffer input = {data, n * (size_t)c->world, dtype};
   gb_status status =
@@ -158,13 +198,72 @@ static gb_status check_reduce_scatter(checker *c, void *data, void *row,
   return status;
 }
 
-static gb_status run_cell(checker *c, int op, gb_dtype dtype, gb_redop redop,
+static gb_status check_reduce(checker *c, void *data, gb_dtype dtype,
+                              gb_redop op, gb_error *error) {
+  for (int root = 0; root < c->world; root++) {
+    for (size_t i = 0; i < c->count; i++)
+      store(data, i, dtype, given(c, c->rank, i, dtype, op));
+    gb_buffer buffer = {data, c->count, dtype};
+    gb_status status = gb_reduce(c->group, &buffer, op, root, NULL, error);
+    if (status != GB_OK) return status;
+    bool mine = root == c->rank;
+    for (size_t i = 0; i < c->count; i++)
+      count_wrong(c, data, i, dtype,
+                  mine ? reduced(c, i, dtype, op)
+                       : given(c, c->rank, i, dtype, op));
+  }
+  return GB_OK;
+}
+
+/* Elements of all rows before rank r's. */
+static size_t row_at(const checker *c, int r) {
+  size_t at = 0;
+  for (int k = 0; k < r; k++) at += c->counts[k];
+  return at;
+}
+
+static gb_status check_all_gather_v(checker *c, void *data, void *row,
+                                    gb_dtype dtype, gb_error *error) {
+  size_t n = c->counts[c->rank], at = 0;
+  for (size_t i = 0; i < n; i++)
+    store(row, i, dtype, value_of(c->rank, i, dtype));
+  gb_buffer output = {data, row_at(c, c->world), dtype};
+  gb_buffer input = {row, n, dtype};
+  gb_status status =
+      gb_all_gather_v(c->group, &output, &input, c->counts, NULL, error);
+  for (int r = 0; status == GB_OK && r < c->world; r++)
+    for (size_t i = 0; i < c->counts[r]; i++)
+      count_wrong(c, data, at++, dtype, value_of(r, i, dtype));
+  return status;
+}
+
+static gb_status check_reduce_scatter_v(checker *c, void *data, void *row,
+                                        gb_dtype dtype, gb_redop op,
+                                        gb_error *error) {
+  size_t n = c->counts[c->rank], total = row_at(c, c->world);
+  for (size_t i = 0; i < total; i++)
+    store(data, i, dtype, given(c, c->rank, i, dtype, op));
+  gb_buffer output = {row, n, dtype}, input = {data, total, dtype};
+  gb_status status = gb_reduce_scatter_v(c->group, &output, &input, c->counts,
+                                         op, NULL, error);
+  for (size_t i = 0; status == GB_OK && i < n; i++)
+    count_wrong(c, row, i, dtype,
+                reduced(c, row_at(c, c->rank) + i, dtype, op));
+  return status;
+}
+
+static gb_status run_cell(checker *c, op op, gb_dtype dtype, gb_redop redop,
                           void *data, void *row, gb_error *error) {
   switch (op) {
-    case 0: return check_all_reduce(c, data, dtype, redop, error);
-    case 1: return check_broadcast(c, data, dtype, error);
-    case 2: return check_all_gather(c, data, row, dtype, error);
-    case 3: return check_reduce_scatter(c, data, row, dtype, redop, error);
+    case ALL_REDUCE: return check_all_reduce(c, data, dtype, redop, error);
+    case REDUCE: return check_reduce(c, data, dtype, redop, error);
+    case BROADCAST: return check_broadcast(c, data, dtype, error);
+    case ALL_GATHER: return check_all_gather(c, data, row, dtype, error);
+    case ALL_GATHER_V: return check_all_gather_v(c, data, row, dtype, error);
+    case REDUCE_SCATTER:
+      return check_reduce_scatter(c, data, row, dtype, redop, error);
+    case REDUCE_SCATTER_V:
+      return check_reduce_scatter_v(c, data, row, dtype, redop, error);
     default: return gb_barrier(c->group, NULL, error);
   }
 }
@@ -178,20 +277,17 @@ static gb_status add_up(checker *c, long *total, gb_error *error) {
   return status;
 }
 
-static bool averages(gb_dtype dtype) {
-  return dtype == GB_FLOAT16 || dtype == GB_BFLOAT16 || dtype == GB_FLOAT32 ||
-         dtype == GB_FLOAT64;
-}
-
-static gb_status check_row(checker *c, int op, gb_dtype dtype, void *data,
+static gb_status check_row(checker *c, op op, gb_dtype dtype, void *data,
                            void *row, long *failures, gb_error *error) {
-  bool reduces = op == 0 || op == 3;
+  bool reduces = op == ALL_REDUCE || op == REDUCE || op == REDUCE_SCATTER ||
+                 op == REDUCE_SCATTER_V;
   if (!c->rank)
-    printf("%-16s %-9s", op_names[op], op == 4 ? "-" : gb_dtype_name(dtype));
-  for (int redop = 0; redop < (reduces ? GB_REDOP_COUNT : 1); redop++) {
+    printf("%-16s %-15s", op_names[op],
+           op == BARRIER ? "-" : gb_dtype_name(dtype));
+  for (int redop = 0; redop < (reduces ? COLUMNS : 1); redop++) {
     long total = 0;
-    if (reduces && redop == GB_AVG && !averages(dtype)) {
-      if (!c->rank) printf(" %-8s", "-");
+    if (reduces && !gb_redop_supported((gb_redop)redop, dtype)) {
+      if (!c->rank) printf(" %-7s", "-");
       continue;
     }
     c->wrong = 0;
@@ -202,22 +298,31 @@ static gb_status check_row(checker *c, int op, gb_dtype dtype, void *data,
     char text[32] = "ok";
     if (total) snprintf(text, sizeof text, "%ld bad", total);
     *failures += total != 0;
-    if (!c->rank) printf(" %-8s", text);
+    if (!c->rank) printf(" %-7s", text);
   }
   if (!c->rank) printf("\n");
   return GB_OK;
 }
 
 static gb_status check_all(checker *c, long *failures, gb_error *error) {
-  size_t bytes = c->count * (size_t)c->world * 8;
-  void *data = malloc(bytes), *row = malloc(c->count * 8);
-  gb_status status = data && row ? GB_OK : GB_ERR_MEMORY;
-  if (!c->rank)
-    printf("%-16s %-9s %-8s %-8s %-8s %-8s\n", "collective", "type", "sum",
-           "avg", "max", "min");
+  size_t bytes = c->count * (size_t)c->world * 16;
+  void *data = malloc(bytes), *row = malloc(c->count * 16);
+  c->counts = malloc((size_t)c->world * sizeof *c->counts);
+  gb_status status = data && row && c->counts ? GB_OK : GB_ERR_MEMORY;
+  for (int r = 0; status == GB_OK && r < c->world; r++)
+    c->counts[r] = c->count / (size_t)(r + 1);
+  if (!c->rank) {
+    printf("%-16s %-15s", "collective", "type");
+    for (int redop = 0; redop < COLUMNS; redop++)
+      printf(" %-7s", gb_redop_name((gb_redop)redop));
+    printf("\n");
+  }
   for (int op = 0; op < OPS && status == GB_OK; op++)
-    for (int t = 0; t < (op == 4 ? 1 : GB_DTYPE_COUNT) && status == GB_OK; t++)
-      status = check_row(c, op, (gb_dtype)t, data, row, failures, error);
+    for (int t = 0; t < (op == BARRIER ? 1 : GB_DTYPE_COUNT); t++)
+      if (status == GB_OK)
+        status =
+            check_row(c, (enum op)op, (gb_dtype)t, data, row, failures, error);
+  free(c->counts);
   free(data);
   free(row);
   return status;

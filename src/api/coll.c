@@ -299,7 +299,8 @@ static gb_status check_exchange(const gb_group *group, const gb_buffer *output,
                                 gb_error *error) {
   int world = gbi_group_world(group), rank = gbi_group_rank(group);
   GBI_TRY(check_types("output", output, "input", input, error));
-  GBI_TRY(check_parts("output", output, "out_counts", out_counts, world, error));
+  GBI_TRY(
+      check_parts("output", output, "out_counts", out_counts, world, error));
   GBI_TRY(check_parts("input", input, "in_counts", in_counts, world, error));
   size_t sent = part(input, in_counts, world, rank);
   size_t got = part(output, out_counts, world, rank);

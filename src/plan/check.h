@@ -2,14 +2,15 @@
  *
  * It runs every rank's plan in one process on symbolic data, with the strictest
  * reading of a communicator: a step moves data only when every member has
- * started it; a message of the mesh when both ends have, and a rank has room for
- * GBI_CHECK_WINDOW of them in flight. Calls whose small buffer may be this
- * rank's row of the large one run a second time like that. It reports
+ * started it; a message of the mesh when both ends have, and a rank has room
+ * for GBI_CHECK_WINDOW of them in flight. Calls whose small buffer may be this
+ * rank's row of the large one run a second time like that, up to 1,024 ranks.
+ * It reports
  *   - a communicator whose members list different steps,
  *   - a message without its counterpart, of another length, or sent twice,
  *   - a deadlock (nobody can start or finish a step),
  *   - a wrong result: an element not reduced, reduced twice, misplaced, not
- *     loaded with its rank's factor or not stored, or an input that was changed,
+ *     loaded with its rank's factor or not stored, or an input that changed,
  *   - a hazard: two steps of one rank that touch the same memory, one of them
  *     writing, with no dependency between them,
  *   - a scratch reference outside plan->scratch_bytes.

@@ -22,7 +22,9 @@ bool gbi_coll_equal(const gbi_coll *a, const gbi_coll *b) {
           !memcmp(a->counts, b->counts, a->counts_count * sizeof *a->counts));
 }
 
-bool gbi_coll_is_scaled(const gbi_coll *coll) { return coll->redop == GB_PREMUL_SUM; }
+bool gbi_coll_is_scaled(const gbi_coll *coll) {
+  return coll->redop == GB_PREMUL_SUM;
+}
 
 bool gbi_coll_is_wide(const gbi_coll *coll) {
   if (gbi_coll_is_scaled(coll)) return true;
@@ -100,7 +102,8 @@ static bool add_rows(gbi_plan *plan) {
   if (!coll->counts_count) return true;
   uint32_t n = coll->counts_count / (uint32_t)lists(coll);
   plan->coll.counts = gbi_coll_copy_counts(coll);
-  plan->rows = gbi_malloc((size_t)(coll->counts_count + 2) * sizeof *plan->rows);
+  plan->rows =
+      gbi_malloc(((size_t)coll->counts_count + 2) * sizeof *plan->rows);
   if (!coll->counts || !plan->rows) return false;
   for (int list = 0; list < lists(coll); list++) {
     uint64_t *rows = plan->rows + (size_t)list * (n + 1);

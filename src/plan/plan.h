@@ -101,9 +101,9 @@ typedef struct gbi_coll {
   uint32_t counts_count;
 } gbi_coll;
 bool gbi_coll_equal(const gbi_coll *a, const gbi_coll *b);
-/* Whether a call's elements travel in gbi_wide_dtype, into which each rank loads
- * them and from which the result is stored: averages of float16, so that they
- * cannot overflow; float8, which is rounded once; scaled sums. */
+/* Whether a call's elements travel in gbi_wide_dtype, into which each rank
+ * loads them and from which the result is stored: averages of float16, so that
+ * they cannot overflow; float8, which is rounded once; scaled sums. */
 bool gbi_coll_is_wide(const gbi_coll *coll);
 /* Contributions are multiplied by each rank's own factor. */
 bool gbi_coll_is_scaled(const gbi_coll *coll);

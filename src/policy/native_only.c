@@ -6,8 +6,9 @@
  *   broadcast       I:broadcast
  *   all_gather      copy own row, I:broadcast of each row from its rank
  *   reduce_scatter  I:reduce of each slice onto its rank, divide for AVG
- * The v forms are the same with rows of their own lengths. Wide calls (an AVG of
- * float16, scaled sums) go through scratch of the wide type, chunk by chunk. */
+ * The v forms are the same with rows of their own lengths. Wide calls (an AVG
+ * of float16, float8, scaled sums) go through scratch of the wide type, chunk
+ * by chunk. */
 #include "policy/policy.h"
 
 static bool fits(const gbi_topology *topology) {

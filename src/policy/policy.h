@@ -57,8 +57,8 @@ uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
 #define GBI_SLOTS (GBI_LOOKAHEAD + 2) /* scratch slots of one chunk */
 
 /* Elements per chunk for `total` elements: chunk_bytes of the type they travel
- * in, at least 1, larger when GBI_CHUNKS_MAX would be passed, no more than there
- * are. Aligned to 64 bytes. */
+ * in, at least 1, larger when GBI_CHUNKS_MAX would be passed, no more than
+ * there are. Aligned to 64 bytes. */
 uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total);
 /* gather, scatter and all_to_all. */

@@ -158,7 +158,7 @@ static void check_topology(const gbi_topology *topology, uint64_t count,
                            uint64_t chunk_bytes) {
   for (size_t p = 0; p < GBI_COUNT(policies); p++) {
     if (!policies[p]->fits(topology)) continue;
-    if (policies[p]->uses_world && topology->world > 16) continue;
+    if (policies[p]->uses_world && topology->world > 8) continue;
     for (size_t s = 0; s < GBI_COUNT(shapes); s++) {
       /* Exchanges are the same under every policy. */
       if (policies[p]->uses_world && gbi_is_exchange(shapes[s].op)) continue;

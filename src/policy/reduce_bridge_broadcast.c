@@ -9,7 +9,7 @@
  *   all_gather, per run of rows: as a broadcast of that run from its island
  *   reduce_scatter, per run of slices that belong to B:
  *     members --reduce--> leader ===reduce===> leader --slice--> its rank
- *   reduce onto a rank of B: as a reduce_scatter whose only slice is that rank's
+ *   reduce onto a rank of B: a reduce_scatter whose only slice is that rank's
  *
  * Only what the other side needs crosses the bridge. Chunks are pipelined: the
  * island works on chunk c + GBI_LOOKAHEAD while the bridge has chunk c and the
@@ -217,8 +217,9 @@ static int compare_turns(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Cuts rows 0..world-1 into units: runs, cut by chunk. Islands take turns, so that the bridge is busy in every direction at once.
- * The caller frees; NULL sets plan->failed. */
+/* Cuts rows 0..world-1 into units: runs, cut by chunk. Islands take turns, so
+ * that the bridge is busy in every direction at once. The caller frees; NULL
+ * sets plan->failed. */
 static unit *cut_units(maker *m, uint64_t chunk, uint64_t *count_p) {
   const gbi_topology *t = m->topology;
   uint64_t most = row_at(m, t->world) / chunk + (uint64_t)t->world + 1;

@@ -145,43 +145,82 @@ static int value_of(int member, size_t i, uint64_t seq) {
 enum { PERIOD = 15 };
 
 static uint16_t half_bits(int value, gb_dtype dtype) {
-  /* |value| < 256 is exact in both. */
+  /* |value| < 256 is exact in both, and so is 256. */
   if (!value) return 0;
   unsigned sign = value < 0, v = (unsigned)(sign ? -value : value), e = 0;
   while (v >> (e + 1)) e++;
   if (dtype == GB_FLOAT16)
     return (uint16_t)(sign << 15 | (e + 15) << 10 | ((v << (10 - e)) & 0x3ff));
-  return (uint16_t)(sign << 15 | (e + 127) << 7 | ((v << (7 - e)) & 0x7f));
+  v = e > 7 ? v >> (e - 7) : v << (7 - e);
+  return (uint16_t)(sign << 15 | (e + 127) << 7 | (v & 0x7f));
 }
 
+/* Complex numbers get `value` and its negative; float8 is only copied here, so
+ * that any byte will do. */
 static void put_value(void *data, size_t i, int value, gb_dtype dtype) {
-  switch (dtype) {
-    case GB_INT8: case GB_UINT8: ((uint8_t *)data)[i] = (uint8_t)value; break;
-    case GB_INT32: ((int32_t *)data)[i] = value; break;
-    case GB_INT64: ((int64_t *)data)[i] = value; break;
-    case GB_FLOAT16: case GB_BFLOAT16:
-      ((uint16_t *)data)[i] = half_bits(value, dtype);
-      break;
-    case GB_FLOAT32: ((float *)data)[i] = (float)value; break;
-    default: ((double *)data)[i] = value; break;
+  switch (gb_dtype_bytes(dtype)) {
+    case 1: ((uint8_t *)data)[i] = (uint8_t)value; return;
+    case 2:
+      ((uint16_t *)data)[i] = dtype == GB_FLOAT16 || dtype == GB_BFLOAT16
+                                  ? half_bits(value, dtype)
+                                  : (uint16_t)value;
+      return;
+    default: break;
   }
+  switch (dtype) {
+    case GB_INT32: case GB_UINT32: ((int32_t *)data)[i] = value; break;
+    case GB_INT64: case GB_UINT64: ((int64_t *)data)[i] = value; break;
+    case GB_FLOAT32: ((float *)data)[i] = (float)value; break;
+    case GB_FLOAT64: ((double *)data)[i] = value; break;
+    case GB_COMPLEX64:
+      ((float *)data)[2 * i] = (float)value;
+      ((float *)data)[2 * i + 1] = (float)-value;
+      break;
+    default:
+      ((double *)data)[2 * i] = value;
+      ((double *)data)[2 * i + 1] = -value;
+      break;
+  }
+}
+
+/* The value of a member for this step: not negative for unsigned types, powers
+ * of two in products, often 0 for bool. */
+static int number_of(const gbi_comm_step *s, int member, size_t i) {
+  int value = value_of(member, i, s->call.seq);
+  switch (s->dtype) {
+    case GB_UINT8:
+    case GB_UINT16:
+    case GB_UINT32:
+    case GB_UINT64: return value + 7;
+    case GB_BOOL: return value % 3 ? value : 0;
+    default: break;
+  }
+  if (s->redop != GB_PRODUCT) return value;
+  return (value & 1 ? 2 : 1) * (value & 2 ? -1 : 1);
 }
 
 static void fill(void *data, const gbi_comm_step *s, int member) {
-  int shift = s->dtype == GB_UINT8 ? 7 : 0;
   for (size_t i = 0; i < s->count; i++)
-    put_value(data, i, value_of(member, i, s->call.seq) + shift, s->dtype);
+    put_value(data, i, number_of(s, member, i), s->dtype);
+}
+
+static int combine_two(const gbi_comm_step *s, int a, int b) {
+  if (s->dtype == GB_BOOL) a = a != 0, b = b != 0;
+  switch (s->redop) {
+    case GB_MAX: return GBI_MAX(a, b);
+    case GB_MIN: return GBI_MIN(a, b);
+    case GB_PRODUCT: return a * b; /* eight members: at most 14^8, an int */
+    case GB_BAND: return a & b;
+    case GB_BOR: return a | b;
+    case GB_BXOR: return a ^ b;
+    default: return s->dtype == GB_BOOL ? a | b : a + b;
+  }
 }
 
 static int combine_values(const gbi_comm_step *s, size_t i) {
-  int shift = s->dtype == GB_UINT8 ? 7 : 0;
-  int result = value_of(0, i, s->call.seq) + shift;
-  for (int m = 1; m < gb_world(); m++) {
-    int v = value_of(m, i, s->call.seq) + shift;
-    if (s->redop == GB_SUM) result += v;
-    if (s->redop == GB_MAX) result = GBI_MAX(result, v);
-    if (s->redop == GB_MIN) result = GBI_MIN(result, v);
-  }
+  int result = number_of(s, 0, i);
+  for (int m = 1; m < gb_world(); m++)
+    result = combine_two(s, result, number_of(s, m, i));
   return result;
 }
 
@@ -264,20 +303,25 @@ static void check_step(gb_battery *b, buffers *m, gbi_comm_step s,
   }
 }
 
-static const gb_redop redops[] = {GB_SUM, GB_MAX, GB_MIN};
+/* The first three are also those of gb_battery_large. */
+static const gb_redop redops[] = {GB_SUM,  GB_MAX, GB_MIN, GB_PRODUCT,
+                                  GB_BAND, GB_BOR, GB_BXOR};
+enum { LARGE_REDOPS = 3 };
 
+/* Copies of every type; reductions where the type has a kernel. */
 static void sweep_roots(gb_battery *b, buffers *m, gbi_comm_step s,
                         bool all_roots) {
   int n = gb_world();
+  bool reduces = gbi_reduce_kernel(s.dtype, s.redop);
   for (int in_place = 0; in_place < 2; in_place++) {
     s.root = 0;
     s.kind = GBI_COMM_ALL_REDUCE;
-    check_step(b, m, s, in_place);
+    if (reduces) check_step(b, m, s, in_place);
     for (int root = 0; root < n; root++) {
       if (!all_roots && root != (int)(b->seq % (uint64_t)n)) continue;
       s.root = root;
       s.kind = GBI_COMM_REDUCE;
-      check_step(b, m, s, in_place);
+      if (reduces) check_step(b, m, s, in_place);
       s.kind = GBI_COMM_BROADCAST;
       check_step(b, m, s, in_place);
       s.kind = GBI_COMM_TRANSFER;
@@ -287,19 +331,24 @@ static void sweep_roots(gb_battery *b, buffers *m, gbi_comm_step s,
   }
 }
 
+/* Sums, maxima and minima of the eight types of old in every size, to see the
+ * ways a step is cut; everything else in two, since a kernel is a kernel. */
 void gb_battery_values(gb_comm_open_fn open, const int *host) {
-  static const size_t counts[] = {0, 1, 3, 1000, 1023, 4097, 20011};
+  static const size_t counts[] = {3, 4097, 0, 1, 1000, 1023, 20011};
   gb_battery b;
   buffers m;
   gb_battery_open(&b, open, host);
   buffers_open(&m, 20011 * 8);
   for (int dtype = 0; dtype < GB_DTYPE_COUNT; dtype++)
-    for (size_t o = 0; o < GBI_COUNT(redops); o++)
-      for (size_t c = 0; c < GBI_COUNT(counts); c++) {
+    for (size_t o = 0; o < GBI_COUNT(redops); o++) {
+      if (o && !gbi_reduce_kernel((gb_dtype)dtype, redops[o])) continue;
+      bool every = dtype <= GB_FLOAT64 && o < LARGE_REDOPS;
+      for (size_t c = 0; c < (every ? GBI_COUNT(counts) : 2); c++) {
         gbi_comm_step s = {.dtype = (gb_dtype)dtype, .redop = redops[o],
                            .count = counts[c]};
-        sweep_roots(&b, &m, s, c < 4 && o == 0);
+        sweep_roots(&b, &m, s, counts[c] < 1023 && o == 0);
       }
+    }
   buffers_close(&m);
   gb_battery_close(&b);
 }
@@ -312,7 +361,7 @@ void gb_battery_large(gb_comm_open_fn open, const int *host) {
   gb_battery_open(&b, open, host);
   buffers_open(&m, (size_t)8 << 20);
   for (size_t d = 0; d < GBI_COUNT(dtypes); d++) {
-    gbi_comm_step s = {.dtype = dtypes[d], .redop = redops[d % 3],
+    gbi_comm_step s = {.dtype = dtypes[d], .redop = redops[d % LARGE_REDOPS],
                        .count = 100003};
     sweep_roots(&b, &m, s, true);
     s.count = 1000000 + 1;

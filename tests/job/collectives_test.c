@@ -1,89 +1,82 @@
 /* Whole jobs over every layout: all collectives, types and reductions are exact
  * under every policy and transport, whatever the order of ranks (S105, S107,
- * S079, S081, S106). Data are small integers, so that every right answer is
- * exact in every type; the policy `flat` is one of those compared. */
+ * S079, S081, S083, S106). Data are small integers, so that every right sum is
+ * exact, or rounds once in the narrow types; the policy `flat` is one of those
+ * compared. Every layout runs the common types and reductions; a few run all of
+ * them. */
 #include "job/job.h"
+#include "job/values.h"
 
-static int value_of(int rank, size_t i) {
-  return (int)((i + (size_t)rank) % 7) + 1;
+/* What a rank gives to a reduction: 1 or 2 to a product, often 0 as a bool. */
+static int given(int rank, size_t i, gb_dtype dtype, gb_redop op) {
+  int v = value_of(rank, i);
+  if (dtype == GB_BOOL) return v % 3 ? 0 : v;
+  return op == GB_PRODUCT ? 1 + v % 2 : v;
 }
 
-static const gb_dtype floats[] = {GB_FLOAT16, GB_BFLOAT16, GB_FLOAT32,
-                                  GB_FLOAT64};
-
-static uint16_t half_of(double v, int mantissa, int bias) {
-  /* v is a small multiple of 1/4: exact in both half types. */
-  if (v == 0) return 0;
-  int e = 0;
-  while (v >= 2) v /= 2, e++;
-  while (v < 1) v *= 2, e--;
-  return (uint16_t)((e + bias) << mantissa |
-                    (int)((v - 1) * (double)(1 << mantissa)));
-}
-
-static void put(void *data, size_t i, gb_dtype dtype, double v) {
-  switch (dtype) {
-    case GB_INT8:
-    case GB_UINT8: ((uint8_t *)data)[i] = (uint8_t)v; break;
-    case GB_INT32: ((int32_t *)data)[i] = (int32_t)v; break;
-    case GB_INT64: ((int64_t *)data)[i] = (int64_t)v; break;
-    case GB_FLOAT16: ((uint16_t *)data)[i] = half_of(v, 10, 15); break;
-    case GB_BFLOAT16: ((uint16_t *)data)[i] = half_of(v, 7, 127); break;
-    case GB_FLOAT32: ((float *)data)[i] = (float)v; break;
-    default: ((double *)data)[i] = v;
+static int combined(int a, int b, gb_dtype dtype, gb_redop op) {
+  if (dtype == GB_BOOL) {
+    bool both = op == GB_PRODUCT || op == GB_MIN || op == GB_BAND;
+    if (op == GB_BXOR) return !a != !b;
+    return both ? a && b : a || b;
+  }
+  switch (op) {
+    case GB_MAX: return a > b ? a : b;
+    case GB_MIN: return a < b ? a : b;
+    case GB_PRODUCT: return a * b;
+    case GB_BAND: return a & b;
+    case GB_BOR: return a | b;
+    case GB_BXOR: return a ^ b;
+    default: return a + b;
   }
 }
 
-static void check(const void *data, size_t i, gb_dtype dtype, double v,
-                  const char *what) {
-  uint8_t want[8] = {0};
-  size_t bytes = gb_dtype_bytes(dtype);
-  put(want, 0, dtype, v);
-  if (memcmp(want, (const uint8_t *)data + i * bytes, bytes))
-    gb_test_fail(__FILE__, __LINE__, "%s, %s: element %zu is not %g", what,
-                 gb_dtype_name(dtype), i, v);
+static double reduced(size_t i, gb_dtype dtype, gb_redop op) {
+  int result = given(0, i, dtype, op);
+  for (int r = 1; r < gb_world(); r++)
+    result = combined(result, given(r, i, dtype, op), dtype, op);
+  if (op != GB_AVG) return result;
+  /* Narrow types are divided in float32; so is complex64, as float. */
+  bool wide = dtype == GB_FLOAT64 || dtype == GB_COMPLEX128;
+  double mean = (double)result / gb_world();
+  return wide ? mean : (float)mean;
 }
 
-static double reduced(size_t i, gb_redop op) {
-  double sum = 0, most = 0, least = 99;
-  for (int r = 0; r < gb_world(); r++) {
-    int v = value_of(r, i);
-    sum += v;
-    most = v > most ? v : most;
-    least = v < least ? v : least;
-  }
-  return op == GB_SUM   ? sum
-         : op == GB_AVG ? sum / gb_world()
-         : op == GB_MAX ? most
-                        : least;
+/* Whether this run is to test it: all layouts have the common ones. */
+static bool takes(gb_dtype dtype, gb_redop op, bool everything) {
+  if (!everything && (dtype > GB_FLOAT64 || op > GB_MIN)) return false;
+  return op != GB_PREMUL_SUM && gb_redop_supported(op, dtype);
 }
 
-static bool fits_avg(gb_dtype dtype) {
-  for (size_t i = 0; i < 4; i++)
-    if (floats[i] == dtype) return gb_world() == 2 || gb_world() == 4;
-  return false; /* other worlds: quotients that round */
-}
-
-static void one_shape(gb_job *job, size_t n, gb_dtype dtype, uint8_t *a,
-                      uint8_t *b) {
+static void one_reduction(gb_job *job, size_t n, gb_dtype dtype, gb_redop op,
+                          uint8_t *a, uint8_t *b) {
   gb_group *group = gb_job_world(job);
   size_t world = (size_t)gb_world();
   gb_buffer small = {a, n, dtype}, large = {b, n * world, dtype};
-  for (int op = 0; op < GB_REDOP_COUNT; op++) {
-    if (op == GB_AVG && !fits_avg(dtype)) continue;
-    for (size_t i = 0; i < n; i++) put(a, i, dtype, value_of(gb_rank(), i));
-    MUST(gb_all_reduce(group, &small, (gb_redop)op, NULL, error));
-    for (size_t i = 0; i < n; i++)
-      check(a, i, dtype, reduced(i, (gb_redop)op), "all_reduce");
-    for (size_t i = 0; i < n * world; i++)
-      put(b, i, dtype, value_of(gb_rank(), i));
-    MUST(gb_reduce_scatter(group, &small, &large, (gb_redop)op, NULL, error));
-    for (size_t i = 0; i < n; i++)
-      check(a, i, dtype, reduced(i + n * (size_t)gb_rank(), (gb_redop)op),
-            "reduce_scatter");
-    for (size_t i = 0; i < n * world; i++)
-      check(b, i, dtype, value_of(gb_rank(), i), "reduce_scatter's input");
-  }
+  for (size_t i = 0; i < n; i++)
+    put(a, i, dtype, given(gb_rank(), i, dtype, op));
+  MUST(gb_all_reduce(group, &small, op, NULL, error));
+  for (size_t i = 0; i < n; i++)
+    check(a, i, dtype, reduced(i, dtype, op), gb_redop_name(op));
+  for (size_t i = 0; i < n * world; i++)
+    put(b, i, dtype, given(gb_rank(), i, dtype, op));
+  MUST(gb_reduce_scatter(group, &small, &large, op, NULL, error));
+  for (size_t i = 0; i < n; i++)
+    check(a, i, dtype, reduced(i + n * (size_t)gb_rank(), dtype, op),
+          "reduce_scatter");
+  for (size_t i = 0; i < n * world; i++)
+    check(b, i, dtype, given(gb_rank(), i, dtype, op),
+          "reduce_scatter's input");
+}
+
+static void one_shape(gb_job *job, size_t n, gb_dtype dtype, uint8_t *a,
+                      uint8_t *b, bool everything) {
+  gb_group *group = gb_job_world(job);
+  size_t world = (size_t)gb_world();
+  gb_buffer small = {a, n, dtype}, large = {b, n * world, dtype};
+  for (int op = 0; op < GB_REDOP_COUNT; op++)
+    if (takes(dtype, (gb_redop)op, everything))
+      one_reduction(job, n, dtype, (gb_redop)op, a, b);
   for (int root = 0; root < gb_world(); root++) {
     for (size_t i = 0; i < n; i++) put(a, i, dtype, value_of(gb_rank(), i));
     MUST(gb_broadcast(group, &small, root, NULL, error));
@@ -106,9 +99,27 @@ static void all_shapes(const char *policy, const char *bridge) {
   size_t most = 70001 * 8 * (size_t)gb_world();
   uint8_t *a = malloc(most), *b = malloc(most);
   for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
-    for (int dtype = 0; dtype < GB_DTYPE_COUNT; dtype++)
+    for (int dtype = 0; dtype <= GB_FLOAT64; dtype++)
       if (counts[c] < 5000 || dtype == GB_FLOAT32 || dtype == GB_BFLOAT16)
-        one_shape(job, counts[c], (gb_dtype)dtype, a, b);
+        one_shape(job, counts[c], (gb_dtype)dtype, a, b, false);
+  free(a);
+  free(b);
+  must_close(job);
+}
+
+/* Every type and reduction there is; the narrowest and the widest in several
+ * chunks too. */
+static void all_types(const char *policy, const char *bridge) {
+  static const size_t counts[] = {3, 1025, 20011};
+  if (bridge) setenv("GPUBRIDGE_BRIDGE", bridge, 1);
+  setenv("GPUBRIDGE_CHUNK_BYTES", "16K", 1);
+  gb_job *job = must_open(60000, policy);
+  size_t most = 20011 * 16 * (size_t)gb_world();
+  uint8_t *a = malloc(most), *b = malloc(most);
+  for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+    for (int dtype = 0; dtype < GB_DTYPE_COUNT; dtype++)
+      if (counts[c] < 5000 || dtype == GB_FLOAT8_E5M2 || dtype == GB_COMPLEX128)
+        one_shape(job, counts[c], (gb_dtype)dtype, a, b, true);
   free(a);
   free(b);
   must_close(job);
@@ -159,6 +170,30 @@ GB_TEST(collectives, four_islands_of_one, .ranks = 4, .vendors = "nana",
         .timeout_ms = 120000) {
   name_island(gb_rank());
   all_shapes(NULL, NULL);
+}
+
+#define TYPES(name, n, letters)                                                \
+  GB_TEST(types, name##_auto, .ranks = n, .vendors = letters,                  \
+          .timeout_ms = 120000) {                                              \
+    all_types(NULL, NULL);                                                     \
+  }                                                                            \
+  GB_TEST(types, name##_tcp, .ranks = n, .vendors = letters,                   \
+          .timeout_ms = 120000) {                                              \
+    all_types(NULL, "tcp");                                                    \
+  }                                                                            \
+  GB_TEST(types, name##_flat, .ranks = n, .vendors = letters,                  \
+          .timeout_ms = 120000) {                                              \
+    all_types("flat", NULL);                                                   \
+  }
+
+TYPES(two_and_two, 4, "nnaa")
+TYPES(three_and_one, 4, "nnna")
+TYPES(one_island, 3, "nnn")
+GB_TEST(types, three_islands, .ranks = 5, .vendors = "nnaan",
+        .timeout_ms = 120000) {
+  static const int islands[] = {0, 1, 0, 1, 2};
+  name_island(islands[gb_rank()]);
+  all_types(NULL, NULL);
 }
 
 /* Hosts by simulated names: islands over two hosts use TCP inside. */

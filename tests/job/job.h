@@ -67,6 +67,51 @@ static inline gb_status sum_once(gb_job *job, float *value, gb_error *error) {
   return gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, NULL, error);
 }
 
+/* The call must fail within `seconds`, with both words in the text. */
+static inline void must_fail(gb_status status, const gb_error *error,
+                             double start, double seconds, const char *a,
+                             const char *b) {
+  double took = test_now() - start;
+  if (status == GB_OK)
+    gb_test_fail(__FILE__, __LINE__, "success, though ranks disagree");
+  if (took > seconds)
+    gb_test_fail(__FILE__, __LINE__, "took %.1f s: %s", took, error->text);
+  GB_CHECK_TEXT(error->text, a);
+  GB_CHECK_TEXT(error->text, b);
+}
+
+/* Lays out three islands of 2, 3 and 2 of seven ranks by name. */
+static inline void name_three_islands(void) {
+  static const char *const names[] = {"one", "two", "three"};
+  static const int islands[] = {0, 0, 1, 1, 1, 2, 2};
+  setenv("GPUBRIDGE_ISLAND", names[islands[gb_rank()]], 1);
+}
+
+/* Ends a call that may have been made with `work_p`: it points to NULL when the
+ * call was sync. */
+static inline void must_end(gb_status status, gb_work **work_p,
+                            gb_error *error) {
+  if (status == GB_OK && *work_p) status = gb_work_wait(*work_p, 0, error);
+  if (status != GB_OK)
+    gb_test_fail(__FILE__, __LINE__, "the call failed: %s", error->text);
+  gb_work_release(*work_p);
+  *work_p = NULL;
+}
+
+static inline void must_be_refused(gb_status status, gb_status want,
+                               const gb_error *error, const char *words) {
+  GB_CHECK_INT(status, want);
+  GB_CHECK_TEXT(error->text, words);
+}
+
+/* All ranks are past what they did before: nobody is inside an earlier call.
+ * Words of the shared page are used one after another. */
+static inline void meet(int place) {
+  volatile int *ready = (volatile int *)gb_test_shared() + place;
+  __atomic_add_fetch(ready, 1, __ATOMIC_ACQ_REL);
+  gb_test_await(ready, gb_world(), 20000);
+}
+
 static inline void nap_ms(int ms) {
   struct timespec time = {ms / 1000, (long)(ms % 1000) * 1000000};
   while (nanosleep(&time, &time) && errno == EINTR) {

@@ -7,18 +7,6 @@
 
 enum { TIMEOUT_MS = 20000 };
 
-/* The call must fail within `seconds`, with both words in the text. */
-static void must_fail(gb_status status, const gb_error *error, double start,
-                      double seconds, const char *a, const char *b) {
-  double took = test_now() - start;
-  if (status == GB_OK)
-    gb_test_fail(__FILE__, __LINE__, "success, though ranks disagree");
-  if (took > seconds)
-    gb_test_fail(__FILE__, __LINE__, "took %.1f s: %s", took, error->text);
-  GB_CHECK_TEXT(error->text, a);
-  GB_CHECK_TEXT(error->text, b);
-}
-
 static void count_case(int odd) {
   gb_job *job = must_open(TIMEOUT_MS, NULL);
   must_sum(job, 3);

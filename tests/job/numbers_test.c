@@ -2,7 +2,8 @@
  * and infinities (S071), means over unequal islands (S072), halves that round
  * (S073), means whose sum overflows (S074), integers that wrap (S075), one hash
  * over runs, chunks, streams and transports (S076), edges of float32 (S077),
- * flags (S048, S078). */
+ * flags (S048, S078), float8 that rounds once and overflows by its type's rule,
+ * and types and reductions that are not there (S083). */
 #include <math.h>
 
 #include "job/job.h"
@@ -141,6 +142,88 @@ static void float_edges(gb_job *job) {
 }
 GB_TEST(numbers, float_edges, .ranks = 2, .vendors = "na") {
   both_transports(float_edges);
+}
+
+/* S083: rare types give the right result on every rank. */
+static void rare_types(gb_job *job) {
+  int r = gb_rank();
+  int16_t h = (int16_t)(1000 * (r + 1));
+  float z[2] = {(float)(r + 1), (float)-r};
+  /* 16 + 1 + 1 + 1: rounded at each step it would stay 16; once gives 20. */
+  uint8_t e = r == 0 ? 0x58 : 0x38, mean = r == 0 ? 0x58 : 0x38;
+  double d = r + 1;
+  reduce(job, &h, 1, GB_INT16, GB_SUM);
+  reduce(job, z, 1, GB_COMPLEX64, GB_SUM);
+  reduce(job, &e, 1, GB_FLOAT8_E4M3FN, GB_SUM);
+  reduce(job, &mean, 1, GB_FLOAT8_E4M3FN, GB_AVG);
+  reduce(job, &d, 1, GB_FLOAT64, GB_SUM);
+  GB_CHECK(h == 10000 && z[0] == 10 && z[1] == -6 && d == 10);
+  GB_CHECK_INT(e, 0x5a);
+  GB_CHECK_INT(mean, 0x4a); /* 19 / 4 = 4.75, a tie between 4.5 and 5 */
+  reduce(job, z, 1, GB_COMPLEX64, GB_AVG);
+  GB_CHECK(z[0] == 10 && z[1] == -6);
+}
+GB_TEST(numbers, rare_types, .ranks = 4, .vendors = "nnaa") {
+  both_transports(rare_types);
+}
+
+/* The largest value of each type from every rank; then a NaN from one. */
+static void float8_overflows(gb_job *job) {
+  static const struct {
+    gb_dtype dtype;
+    uint8_t most, sum, nan_in, nan_out;
+  } types[] = {{GB_FLOAT8_E4M3FN, 0x7e, 0x7e, 0xff, 0x7f},
+               {GB_FLOAT8_E5M2, 0x7b, 0x7c, 0xfd, 0x7f},
+               {GB_FLOAT8_E4M3FNUZ, 0x7f, 0x80, 0x80, 0x80},
+               {GB_FLOAT8_E5M2FNUZ, 0x7f, 0x80, 0x80, 0x80}};
+  for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+    uint8_t sum = types[t].most, mean = sum;
+    reduce(job, &sum, 1, types[t].dtype, GB_SUM);
+    reduce(job, &mean, 1, types[t].dtype, GB_AVG);
+    GB_CHECK_INT(sum, types[t].sum);
+    GB_CHECK_INT(mean, types[t].most);
+    for (int op = 0; op < GB_BAND; op++) {
+      uint8_t nan = gb_rank() == 2 ? types[t].nan_in : 0x38;
+      reduce(job, &nan, 1, types[t].dtype, (gb_redop)op);
+      GB_CHECK_INT(nan, types[t].nan_out);
+    }
+  }
+}
+GB_TEST(numbers, float8_overflows, .ranks = 4, .vendors = "nnaa") {
+  both_transports(float8_overflows);
+}
+
+static void must_refuse(gb_job *job, gb_dtype dtype, gb_redop op,
+                        gb_status want, const char *words) {
+  uint8_t data[16] = {0};
+  gb_buffer buffer = {data, 1, dtype};
+  gb_error error;
+  GB_CHECK_INT(gb_all_reduce(gb_job_world(job), &buffer, op, NULL, &error),
+               want);
+  GB_CHECK_TEXT(error.text, words);
+}
+
+/* S083: what does not exist or has no meaning is refused, with its name. */
+GB_TEST(numbers, refused_types_and_reductions, .ranks = 2, .vendors = "na") {
+  gb_job *job = must_open(30000, NULL);
+  must_refuse(job, GB_DTYPE_COUNT, GB_SUM, GB_ERR_TYPE, "dtype code 19 is not");
+  must_refuse(job, GB_DTYPE_COUNT, GB_SUM, GB_ERR_TYPE, "int8, uint8, int32");
+  must_refuse(job, GB_DTYPE_COUNT, GB_SUM, GB_ERR_TYPE, "fnuz, complex64, ");
+  must_refuse(job, (gb_dtype)-1, GB_SUM, GB_ERR_TYPE, "dtype code -1 is not");
+  must_refuse(job, GB_FLOAT32, GB_REDOP_COUNT, GB_ERR_ARGUMENT,
+              "code 9 is not supported. Supported: sum, avg");
+  must_refuse(job, GB_BOOL, GB_AVG, GB_ERR_ARGUMENT, "avg of integers (bool)");
+  must_refuse(job, GB_UINT64, GB_AVG, GB_ERR_ARGUMENT, "(uint64) is refused");
+  must_refuse(job, GB_COMPLEX64, GB_MAX, GB_ERR_ARGUMENT,
+              "max of complex64 is refused: complex numbers have no order");
+  must_refuse(job, GB_COMPLEX128, GB_PRODUCT, GB_ERR_ARGUMENT,
+              "product of complex128");
+  must_refuse(job, GB_FLOAT8_E5M2, GB_BXOR, GB_ERR_ARGUMENT,
+              "bxor of float8_e5m2 is refused");
+  must_refuse(job, GB_FLOAT32, GB_PREMUL_SUM, GB_ERR_ARGUMENT,
+              "gb_all_reduce_scaled");
+  must_sum(job, 1);
+  must_close(job);
 }
 
 /* S048 and S078 */

@@ -5,6 +5,8 @@
  *   TARGET    function attributes that switch the instruction set on
  *   F16_TO_F32(out, in), F32_TO_F16(out, in)   one vector, by address; without
  *             them the conversions are done with whole numbers.
+ *   U8_TO_U32(out, in), U32_TO_U8(out, in)     the same for bytes; compilers
+ *             make slow code of __builtin_convertvector here.
  *
  * Every NaN that comes out is the one canonical quiet NaN: which of two NaNs an
  * addition keeps depends on operand order, which compilers choose freely, and
@@ -201,6 +203,11 @@ HALF_BLOCK(bf16, product, BF16_TO_F32, F32_TO_BF16)
 HALF_BLOCK(bf16, max, BF16_TO_F32, F32_TO_BF16)
 HALF_BLOCK(bf16, min, BF16_TO_F32, F32_TO_BF16)
 
+#ifndef U8_TO_U32
+#define U8_TO_U32(out, in) *(out) = __builtin_convertvector(*(in), vec_u32)
+#define U32_TO_U8(out, in) *(out) = __builtin_convertvector(*(in), vec_quarter)
+#endif
+
 /* ---- float8: no arithmetic of their own, only the way to float32 and back --
  *
  * digits: of the mantissa. inf: code of infinity, 0xff where there is none.
@@ -212,7 +219,8 @@ HALF_BLOCK(bf16, min, BF16_TO_F32, F32_TO_BF16)
  * also work in a process that flushes subnormal floats to zero. */
 #define FLOAT8(name, digits, bias, inf, is_nan, most, over, nan, keep)         \
   INLINE void name##_to_f32(vec_f32 *out, const vec_quarter *in) {             \
-    vec_u32 code = __builtin_convertvector(*in, vec_u32);                      \
+    vec_u32 code;                                                              \
+    U8_TO_U32(&code, in);                                                      \
     vec_u32 magnitude = code & 0x7f;                                           \
     vec_u32 normal = (magnitude << (23 - digits)) + ((127 - (bias)) << 23);    \
     const vec_u32 unit = (vec_u32){0} + ((128u - (bias) - (digits)) << 23);    \
@@ -246,7 +254,7 @@ HALF_BLOCK(bf16, min, BF16_TO_F32, F32_TO_BF16)
     code = (code & ~is_over) | ((over)&is_over);                               \
     code = (code & ~is_nan_) | ((nan)&is_nan_);                                \
     code |= sign & ~is_nan_ & ((vec_u32)(code != 0) | (keep));                 \
-    *out = __builtin_convertvector(code, vec_quarter);                         \
+    U32_TO_U8(out, &code);                                                     \
   }
 
 FLOAT8(e4m3fn, 3, 7, 0xff, magnitude == 0x7f, 0x7e, 0x7e, 0x7f, ~0u)
@@ -370,8 +378,9 @@ NARROW_MAPS(e4m3fnuz, vec_quarter, 1, e4m3fnuz_to_f32, f32_to_e4m3fnuz)
 NARROW_MAPS(e5m2fnuz, vec_quarter, 1, e5m2fnuz_to_f32, f32_to_e5m2fnuz)
 
 #define HALF_DIVIDE(name, WIDEN, NARROW)                                       \
-  MAP(divide_##name, vec_half, vec_half, int by, vec_f32 wide; WIDEN(&wide, &x); \
-      wide /= (float)by; f32_canonical(&wide); NARROW(&y, &wide))              \
+  MAP(divide_##name, vec_half, vec_half, int by,                               \
+      vec_f32 wide; WIDEN(&wide, &x); wide /= (float)by;                       \
+      f32_canonical(&wide); NARROW(&y, &wide))                                 \
   MAP_ARRAY(divide_##name, 2, 2, VEC / 4, int)
 
 HALF_DIVIDE(f16, F16_TO_F32, F32_TO_F16)

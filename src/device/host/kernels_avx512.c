@@ -17,5 +17,16 @@
         _mm512_cvtps_ph((__m512)*(in), _MM_FROUND_TO_NEAREST_INT);             \
     memcpy(out, &f16_out, sizeof f16_out);                                     \
   } while (0)
+#define U8_TO_U32(out, in)                                                     \
+  do {                                                                         \
+    __m128i u8_in;                                                             \
+    memcpy(&u8_in, in, sizeof u8_in);                                          \
+    *(out) = (vec_u32)_mm512_cvtepu8_epi32(u8_in);                             \
+  } while (0)
+#define U32_TO_U8(out, in)                                                     \
+  do {                                                                         \
+    __m128i u8_out = _mm512_cvtepi32_epi8((__m512i)*(in));                     \
+    memcpy(out, &u8_out, sizeof u8_out);                                       \
+  } while (0)
 #include "device/host/kernels.inc.h"
 #endif

@@ -11,10 +11,10 @@
  * if either is NaN; -0 and +0: MAX gives +0, MIN gives -0. Complex numbers are
  * pairs.
  *
- * float8 has no kernels: it is loaded to float32, reduced there and stored once.
- * Storing rounds to nearest even; what is too large becomes, as in PyTorch
- * 2.13, 448 for e4m3fn, infinity for e5m2, NaN for the fnuz types. A NaN
- * becomes 0x7f, or 0x80 for the fnuz types, whatever its sign was. */
+ * float8 has no kernels: it is loaded to float32, reduced there and stored
+ * once. Storing rounds to nearest even; what is too large becomes, as in
+ * PyTorch 2.13, 448 for e4m3fn, infinity for e5m2, NaN for the fnuz types. A
+ * NaN becomes 0x7f, or 0x80 for the fnuz types, whatever its sign was. */
 #ifndef GBI_DEVICE_HOST_REDUCE_H
 #define GBI_DEVICE_HOST_REDUCE_H
 

@@ -433,7 +433,7 @@ static uint8_t float8_of(float f, const float8 *t) {
 
 enum { ROUNDED = 128 * 2 * 3 * 2 + 8192 };
 
-/* Every value and midpoint with its neighbours, in both signs, then any bits. */
+/* Every value and midpoint with its neighbours, of both signs, then noise. */
 static void float8_inputs(float *in, const float8 *t) {
   size_t n = 0;
   for (int code = 0; code < 128; code++)
