@@ -339,8 +339,8 @@ static gb_status fail_late(gb_group *g, const gb_work *work, gb_error *error) {
   gbi_call_text(&work->task->call, call, sizeof call);
   add_wait_text(g, work, &text);
   return gbi_fail_rank(error, GB_ERR_TIMEOUT, g->members[g->p.rank],
-                       "%s did not end within its timeout of %.4g s: %s%s", call,
-                       (double)gbi_group_timeout(g) / 1000.0,
+                       "%s did not end within its timeout of %.4g s: %s%s",
+                       call, (double)gbi_group_timeout(g) / 1000.0,
                        g->p.who[g->p.rank], details);
 }
 
@@ -387,7 +387,8 @@ static gb_status look_around(driver *d, gb_error *error) {
   if (!d->idle_ns) {
     uint64_t warn = GBI_MAX(g->p.warn_after_ms, 1);
     d->idle_ns = now;
-    d->question_gap_ms = GBI_MIN(FIRST_QUESTION_MS, gbi_group_timeout(g) / 2 + 1);
+    d->question_gap_ms =
+        GBI_MIN(FIRST_QUESTION_MS, gbi_group_timeout(g) / 2 + 1);
     d->next_question_ns = now + d->question_gap_ms * GBI_NS_PER_MS;
     d->warning_gap_ms = warn;
     d->next_warning_ns = now + warn * GBI_NS_PER_MS;
