@@ -109,6 +109,7 @@ gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
   g->p = *params;
   memcpy(members, params->members, sizeof *members * (size_t)params->world);
   g->members = members;
+  g->p.members = members;
   g->fork_count = gbi_fork_count();
   g->watch_slot = -1;
   g->works = works;
@@ -119,6 +120,9 @@ gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
 
 gbi_engine *gbi_group_engine(gb_group *g) { return g->p.engine; }
 int gbi_group_rank(const gb_group *g) { return g->p.rank; }
+const gbi_group_params *gbi_group_params_of(const gb_group *g) {
+  return &g->p;
+}
 int gbi_group_world(const gb_group *g) { return g->p.world; }
 
 void gbi_group_free(gb_group *g) {

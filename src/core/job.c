@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "ccl/ccl.h"
 #include "bridge/bridge.h"
+#include "core/p2p.h"
 #include "core/settings.h"
 
 #include <errno.h>
@@ -86,7 +87,14 @@ static void on_failure(void *arg) {
   pthread_mutex_unlock(&job->connect_lock);
   gbi_hostarea *area = __atomic_load_n(&job->area, __ATOMIC_ACQUIRE);
   if (area) gbi_hostarea_ring(area, gbi_hostarea_me(area));
+  gbi_job_p2p_on_failure(job);
 }
+
+static void on_offer(void *arg, int from, const void *blob, size_t bytes) {
+  gbi_job_p2p_on_offer(arg, from, blob, bytes);
+}
+
+static void on_left(void *arg, int rank) { gbi_job_p2p_on_left(arg, rank); }
 
 static bool report(void *arg, uint32_t group, gbi_call_state *state) {
   gb_job *job = arg;
@@ -121,6 +129,8 @@ static gb_status open_control(opener *o, gb_error *error) {
       .vendor = o->record->vendor,
       .on_failure = on_failure,
       .report = report,
+      .on_offer = on_offer,
+      .on_left = on_left,
       .arg = o->job,
   };
   return gbi_control_open(&params, &o->job->control, error);
@@ -401,6 +411,7 @@ static gb_status open_world(opener *o, gb_error *error) {
       .queue_max = (int)gbi_core_setting("GPUBRIDGE_ASYNC_QUEUE"),
       .wait_hook = o->params->wait_hook,
       .wait_hook_arg = o->params->wait_hook_arg,
+      .p2p = job->p2p,
   };
   gb_status status = gbi_engine_open(
       o->comms, job->world, gbi_policy_scratch_max(d->topology, chunk),
@@ -428,6 +439,7 @@ static gb_status open_parts(opener *o, gb_error *error) {
   GBI_TRY(name_ranks(o->job, error));
   GBI_TRY(list_facts(o->job, error));
   GBI_TRY(join_host(o, error));
+  GBI_TRY(gbi_job_p2p_open(o->job, error));
   GBI_TRY(connect_comms(o, error));
   return open_world(o, error);
 }
@@ -499,7 +511,9 @@ static void forget(gb_job *job) {
 
 static void free_job(gb_job *job) {
   if (job->group) gbi_group_free(job->group);
+  gbi_job_p2p_stop(job);
   gbi_control_close(job->control);
+  gbi_job_p2p_free(job);
   gbi_hostarea_close(job->area);
   gbi_discovery_free(job->discovery);
   for (int r = 0; job->who && r < job->world; r++) free(job->who[r]);
@@ -570,6 +584,7 @@ gb_status gbi_job_close(gb_job *job, gb_error *error) {
   if (job->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
   forget(job);
   gbi_group_drain(job->group);
+  gbi_job_p2p_stop(job);
   gbi_control_goodbye(job->control, gbi_deadline_after_ms(GOODBYE_MS));
   gbi_engine_stop(gbi_group_engine(job->group));
   free_job(job);

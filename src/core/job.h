@@ -22,6 +22,7 @@ struct gb_job {
   gbi_hostarea *connecting_area;
   gbi_comm *connecting[GBI_RESOURCES];
   gb_group *group;          /* the world */
+  struct gbi_job_p2p *p2p;  /* core/p2p.h */
   gbi_watch watch;
   char **who;               /* by global rank, for texts */
   gb_pair *facts;           /* all ranks' facts, one after another */
