@@ -31,7 +31,7 @@ static void post_send(gbi_p2p_link *l, gbi_xfer *xfer, uint64_t tag,
                      .call = no_call,
                      .data = (void *)(uintptr_t)data,
                      .bytes = bytes};
-  l->hot = true;
+  l->hot = l->fresh = true;
   l->transport->ops->post_send(l->transport, peer_index(l), xfer);
 }
 
@@ -181,7 +181,7 @@ static void post_receive(gbi_p2p_link *l, gbi_xfer *xfer, uint64_t tag,
                          void *data, size_t bytes) {
   *xfer = (gbi_xfer){
       .tag = tag, .call = no_call, .data = data, .bytes = bytes};
-  l->hot = true;
+  l->hot = l->fresh = true;
   l->transport->ops->post_recv(l->transport, peer_index(l), xfer);
 }
 
@@ -328,6 +328,7 @@ static void take_eager(gbi_p2p_link *l, const gbi_p2p_head *h,
 }
 
 static void take_rts(gbi_p2p_link *l, const gbi_p2p_head *h) {
+  if (h->bytes <= GBI_P2P_EAGER) l->starves = true;
   gbi_p2p_op *op = gbi_p2p_match_receive(l->p2p, h, l->rank);
   if (op) {
     op->phase = GBI_OP_CLAIMS;
@@ -447,11 +448,16 @@ static void reap_messages(gbi_p2p_link *l) {
   }
 }
 
-/* Tells the peer what was taken, when no other head has for long. */
+/* Tells the peer what was taken, when it asks for small messages as for large
+ * ones. Nothing is sent to a peer that does not wait for it: it may have closed
+ * its end, and a connection that is written to then is reset together with what
+ * it still holds. */
 static void tell_taken(gbi_p2p_link *l) {
-  if (l->taken - l->taken_told < l->p2p->window / 4 || l->bye) return;
+  if (!l->starves || l->bye || l->left_ns) return;
+  if (l->taken - l->taken_told < l->p2p->window / 4) return;
   if (l->taken_head.busy && l->taken_head.xfer.status == GB_ERR_BUSY) return;
   gbi_p2p_head head = {.kind = GBI_HEAD_TAKEN};
+  l->starves = false;
   post_own(l, &l->taken_head, &head);
 }
 
@@ -472,11 +478,16 @@ static bool is_broken(gbi_p2p_link *l) {
 unsigned gbi_p2p_progress_link(gbi_p2p_link *l) {
   unsigned did = l->transport->ops->progress(l->transport);
   l->hot = did > 0;
-  if (!did && l->heads[l->heads_in % GBI_P2P_HEADS].status == GB_ERR_BUSY)
+  /* What was posted may have ended at once, without any progress. */
+  bool fresh = l->fresh;
+  l->fresh = false;
+  if (!did && !fresh &&
+      l->heads[l->heads_in % GBI_P2P_HEADS].status == GB_ERR_BUSY)
     return 0;
   reap_sends(l);
   did += take_heads(l);
   if (l->state != GBI_LINK_UP) return did;
+  reap_sends(l);
   reap_receives(l);
   reap_messages(l);
   if (is_broken(l)) return did;

@@ -125,7 +125,9 @@ typedef struct gbi_p2p_link {
   uint8_t *offer;           /* of the peer */
   size_t offer_bytes;
   bool offered;             /* it came; connecting starts or has started */
+  bool fresh;               /* something was posted since the last look */
   bool bye;                 /* the peer sends no more heads */
+  bool starves;             /* the peer has no window left */
   uint64_t left_ns;         /* the peer left in order; 0: it has not */
   struct gbi_p2p_link *next_up;
 
