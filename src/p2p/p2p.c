@@ -201,8 +201,11 @@ void gbi_p2p_look_around(gbi_p2p *p) {
 
 /* Lets others run for a moment. False: it is time to sleep. */
 static bool yield_core(gbi_p2p *p, int *yields, uint64_t *end_ns) {
-  if (p->waits_without_yields) {
-    p->waits_without_yields--;
+  uint64_t without =
+      atomic_load_explicit(&p->waits_without_yields, memory_order_relaxed);
+  if (without) {
+    atomic_store_explicit(&p->waits_without_yields, without - 1,
+                          memory_order_relaxed);
     return false;
   }
   uint64_t now = gbi_now_ns();
@@ -211,7 +214,9 @@ static bool yield_core(gbi_p2p *p, int *yields, uint64_t *end_ns) {
   ++*yields;
   sched_yield();
   uint64_t took = gbi_now_ns() - now;
-  if (took > CROWDED_NS) p->waits_without_yields = took / WAKE_NS;
+  if (took > CROWDED_NS)
+    atomic_store_explicit(&p->waits_without_yields, took / WAKE_NS,
+                          memory_order_relaxed);
   return true;
 }
 
@@ -581,10 +586,13 @@ void gbi_p2p_stop(gbi_p2p *p) {
   gbi_p2p_unlock(p);
   join_threads(p);
   for (int r = 0; r < p->params.world; r++) {
+    /* gb-control may still look for something to stop. */
+    gbi_p2p_lock(p);
     gbi_p2p_link *l = p->links[r];
-    if (!l || !l->transport) continue;
-    l->transport->ops->close(l->transport);
-    l->transport = NULL;
+    gbi_transport *transport = l ? l->transport : NULL;
+    if (l) l->transport = NULL;
+    gbi_p2p_unlock(p);
+    if (transport) transport->ops->close(transport);
   }
 }
 

@@ -183,7 +183,7 @@ struct gbi_p2p {
   int sleepers;  /* waiters that wait for `changed` */
   int mesh_calls;
   bool ring_meshes; /* a mesh's call ended that its own thread did not end */
-  uint64_t waits_without_yields;
+  _Atomic uint64_t waits_without_yields; /* to come: this core is crowded */
   uint64_t next_look_ns;
 
   bool closing, stopping; /* no new calls; threads end */
