@@ -339,8 +339,10 @@ static PyObject *record_dict(const gb_record *r) {
                        r->group);
 }
 
-/* On a thread that came from Python, without its GIL. */
+/* On a thread that came from Python, without its GIL. Messages may end on a
+ * thread of the library, which must not call Python: they are not told. */
 static int observe(void *arg, const gb_record *record) {
+  if (!strcmp(record->op, "send") || !strcmp(record->op, "recv")) return 0;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *observer = ((job_object *)arg)->observer;
   PyObject *dict = observer ? record_dict(record) : NULL;

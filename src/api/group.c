@@ -14,7 +14,7 @@ gb_status gb_group_open(gb_job *job, const int *ranks, int count,
 
 gb_status gb_group_close(gb_group *group, gb_error *error) {
   if (!group) return GB_OK;
-  const gbi_group_params *its = gbi_group_its(group);
+  const gbi_group_params *its = gbi_group_params_of(group);
   if (its->job->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
   if (its->id) gbi_subgroup_close(group);
   return GB_OK;
@@ -22,7 +22,7 @@ gb_status gb_group_close(gb_group *group, gb_error *error) {
 
 gb_status gb_group_serve(gb_group *group, gb_error *error) {
   if (!group) return gbi_fail(error, GB_ERR_ARGUMENT, "the group is NULL");
-  if (gbi_group_its(group)->job->fork_count != gbi_fork_count())
+  if (gbi_group_params_of(group)->job->fork_count != gbi_fork_count())
     return gbi_fail_forked(error);
   gbi_group_serve(group);
   return GB_OK;
@@ -31,7 +31,7 @@ gb_status gb_group_serve(gb_group *group, gb_error *error) {
 gb_status gb_group_set_timeout(gb_group *group, uint64_t timeout_ms) {
   if (!group) return GB_ERR_ARGUMENT;
   gbi_group_set_timeout(
-      group, timeout_ms ? timeout_ms : gbi_group_its(group)->job->timeout_ms);
+      group, timeout_ms ? timeout_ms : gbi_group_params_of(group)->job->timeout_ms);
   return GB_OK;
 }
 
@@ -42,7 +42,7 @@ uint64_t gb_group_calls(gb_group *group) {
 
 gb_status gb_group_get_info(const gb_group *group, gb_group_info *info) {
   if (!group || !info || info->size < sizeof(size_t)) return GB_ERR_ARGUMENT;
-  const gbi_group_params *its = gbi_group_its(group);
+  const gbi_group_params *its = gbi_group_params_of(group);
   const gbi_topology *t = its->topology;
   gb_group_info out = {.size = info->size,
                        .rank = its->rank,

@@ -1,4 +1,5 @@
 #include "core/job.h"
+#include "core/p2p.h"
 #include "core/settings.h"
 #include "device/host/reduce.h"
 
@@ -32,6 +33,7 @@ void gb_job_telemetry(gb_job *job,
   fn(arg, "policy", d->policy);
   fn(arg, "kernels", gbi_kernels_name());
   gbi_engine_describe(gbi_group_engine(job->group), fn, arg);
+  gbi_job_p2p_describe(job, fn, arg);
 }
 
 void gb_settings_list(void (*fn)(void *arg, const gb_setting_info *info),

@@ -562,6 +562,19 @@ int gbi_control_late(gbi_control *c, uint32_t group, uint64_t seq, int *ranks,
   return count;
 }
 
+/* ---- offers ---- */
+
+void gbi_control_offer(gbi_control *c, int to, const void *blob, size_t bytes) {
+  gbi_writer w;
+  gbi_writer_init_growing(&w);
+  gbi_put_i32(&w, to);
+  gbi_put_blob(&w, blob, bytes);
+  pthread_mutex_lock(&c->lock);
+  if (!c->rank0_left) gbi_control_push_locked(c, GBI_MSG_OFFER, &w);
+  pthread_mutex_unlock(&c->lock);
+  gbi_writer_fini(&w);
+}
+
 /* ---- leaving ---- */
 
 void gbi_control_goodbye(gbi_control *c, uint64_t deadline_ns) {

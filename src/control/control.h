@@ -19,6 +19,7 @@
 
 #define GBI_RECORD_MAX 16384    /* bytes of one rank's discovery record */
 #define GBI_BLOB_MAX 65536      /* bytes of one blob in an exchange */
+#define GBI_OFFER_MAX 8192      /* bytes of one offer */
 
 typedef struct gbi_control gbi_control;
 
@@ -39,6 +40,12 @@ typedef struct gbi_control_params {
   /* Called on gb-control: fills *state for `group`, false if there is none.
    * Must not block on communication. */
   bool (*report)(void *arg, uint32_t group, gbi_call_state *state);
+  /* Both on gb-control, with no lock held; NULL: not wanted. on_offer: rank
+   * `from` offered this blob (gbi_control_offer); what is in it is unchecked.
+   * on_left: `rank` left in order; told about rank 0 and about ranks that one
+   * of the two has offered something to. Once each. */
+  void (*on_offer)(void *arg, int from, const void *blob, size_t bytes);
+  void (*on_left)(void *arg, int rank);
   void *arg;
   /* Of this rank, for every rank's error texts; NULL: unknown. */
   const char *hostname;
@@ -107,6 +114,13 @@ void gbi_control_stalled(gbi_control *control, uint32_t group,
  * Returns how many, -1 when there is no answer yet. Any thread. */
 int gbi_control_late(gbi_control *control, uint32_t group, uint64_t seq,
                      int *ranks, int max);
+
+/* Hands a blob of at most GBI_OFFER_MAX bytes to rank `to`, not this one, once
+ * per job and rank: its on_offer gets it. When `to` has left, this rank's
+ * on_left tells; after rank 0 left nothing arrives. Any thread, returns at
+ * once. */
+void gbi_control_offer(gbi_control *control, int to, const void *blob,
+                       size_t bytes);
 
 /* Orderly leave: tells rank 0, which tells the others. Later EOFs are no
  * failure. Bounded by the deadline. */

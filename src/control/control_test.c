@@ -56,6 +56,22 @@ static void set_state(const gbi_call_state *state) {
   pthread_mutex_unlock(&state_lock);
 }
 
+/* Offers got so far, and the ranks that left: by bit. */
+static _Atomic int offers_got, ranks_left;
+
+static void on_offer(void *arg, int from, const void *blob, size_t bytes) {
+  char want[32];
+  snprintf(want, sizeof want, "%d to %d", from, gb_rank());
+  GB_CHECK_INT(bytes, bytes == GBI_OFFER_MAX ? bytes : strlen(want));
+  GB_CHECK(!memcmp(blob, want, strlen(want)));
+  offers_got |= 1 << from;
+}
+
+static void on_left(void *arg, int rank) {
+  GB_CHECK(!(ranks_left & 1 << rank)); /* once each */
+  ranks_left |= 1 << rank;
+}
+
 static gbi_control_params params_ms(uint64_t timeout_ms) {
   static char hostname[16];
   snprintf(hostname, sizeof hostname, "h%d", gb_rank());
@@ -65,6 +81,8 @@ static gbi_control_params params_ms(uint64_t timeout_ms) {
                 .deadline_ns = gbi_deadline_after_ms(timeout_ms)},
       .on_failure = on_failure,
       .report = report,
+      .on_offer = on_offer,
+      .on_left = on_left,
       .hostname = hostname,
       .vendor = gb_rank() % 2 ? "amd" : "nvidia",
   };
@@ -325,7 +343,7 @@ GB_TEST(control, versions_differ, .ranks = 3) {
     gbi_control_close(control);
   }
   GB_CHECK_INT(status, GB_ERR_VERSION);
-  GB_CHECK_TEXT(error.text, "rank 0 speaks 1, rank 1 speaks 7");
+  GB_CHECK_TEXT(error.text, "rank 0 speaks 2, rank 1 speaks 7");
   same_text(error.text, 3);
 }
 
@@ -697,6 +715,76 @@ GB_TEST(control, goodbye_in_any_order, .ranks = 4) {
   __atomic_add_fetch(&b->step, 1, __ATOMIC_SEQ_CST);
 }
 
+/* ---- offers ---- */
+
+static void offer(int to, size_t bytes) {
+  char blob[GBI_OFFER_MAX + 1] = "";
+  int n = snprintf(blob, sizeof blob, "%d to %d", gb_rank(), to);
+  gbi_control_offer(control, to, blob, bytes ? bytes : (size_t)n);
+}
+
+static void await_bits(_Atomic int *bits, int want) {
+  uint64_t deadline = gbi_deadline_after_ms(10 * SECONDS);
+  while (*bits != want) {
+    GB_CHECK(!gbi_deadline_passed(deadline));
+    struct timespec nap = {0, 1000000};
+    nanosleep(&nap, NULL);
+  }
+}
+
+/* Everybody offers to everybody; the sender's number is rank 0's word. */
+GB_TEST(control, offers_arrive, .ranks = 4) {
+  must_open();
+  must_gather();
+  for (int r = 0; r < 4; r++)
+    if (r != gb_rank()) offer(r, gb_rank() == 2 ? GBI_OFFER_MAX : 0);
+  await_bits(&offers_got, 15 & ~(1 << gb_rank()));
+  same_text("got all", 4);
+  leave();
+}
+
+/* Who offered to a rank hears that it leaves, and who offers to one that left;
+ * the others do not. */
+GB_TEST(control, offers_to_those_who_leave, .ranks = 4) {
+  must_open();
+  must_gather();
+  if (gb_rank() == 1) offer(2, 0);
+  if (gb_rank() == 2) {
+    await_bits(&offers_got, 1 << 1);
+    leave();
+    __atomic_store_n(&b->step, 1, __ATOMIC_SEQ_CST);
+    return;
+  }
+  gb_test_await(&b->step, 1, 20 * SECONDS);
+  if (gb_rank() == 0) offer(2, 0);
+  if (gb_rank() != 3) await_bits(&ranks_left, 1 << 2);
+  __atomic_add_fetch(&b->step, 1, __ATOMIC_SEQ_CST);
+  gb_test_await(&b->step, 4, 20 * SECONDS);
+  if (gb_rank() == 3) GB_CHECK_INT(ranks_left, 0);
+  GB_CHECK(!gbi_control_failed(control, NULL));
+  if (gb_rank() != 0) await_bits(&ranks_left, ranks_left | 1);
+  leave();
+}
+
+static void bad_offer(int to, size_t bytes, int times) {
+  must_open();
+  must_gather();
+  if (gb_rank() == 1)
+    for (int i = 0; i < times; i++) offer(to, bytes);
+  await_failure(5000);
+  GB_CHECK_TEXT(error.text, "rank 1 (host \"h1\", amd) broke the control "
+                            "protocol: a message is malformed");
+  gbi_control_close(control);
+}
+
+GB_TEST(control, offer_to_itself, .ranks = 3) { bad_offer(1, 0, 1); }
+GB_TEST(control, offer_to_nobody, .ranks = 3) { bad_offer(3, 0, 1); }
+GB_TEST(control, offer_to_a_negative_rank, .ranks = 3) { bad_offer(-1, 0, 1); }
+GB_TEST(control, offer_twice, .ranks = 3) { bad_offer(2, 0, 2); }
+GB_TEST(control, offer_too_long, .ranks = 3) {
+  bad_offer(2, GBI_OFFER_MAX + 1, 1);
+}
+
 /* ---- who is late ---- */
 
 static gbi_call all_reduce(uint64_t seq, uint64_t count) {
@@ -834,7 +922,7 @@ static int my_listeners(gbi_address *list, int max) {
 }
 
 static void disturb(const gbi_address *address, int *open_fds, int round) {
-  static const char half[] = "GPUBRIDG\001";
+  static const char half[] = "GPUBRIDG\002";
   uint8_t junk[64];
   int fd;
   GB_CHECK_OK(gbi_connect(address, gbi_deadline_after_ms(5000), &fd, NULL));

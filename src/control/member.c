@@ -158,12 +158,25 @@ static void take_late(gbi_control *c, gbi_reader *body) {
 static void take_left(gbi_control *c, gbi_reader *body) {
   int32_t rank = gbi_get_i32(body);
   uint64_t completed = gbi_get_u64(body);
-  if (!gbi_reader_done(body) || rank != 0) return;
+  if (rank < 0 || rank >= c->world) body->bad = true;
+  if (!gbi_reader_done(body)) return;
   pthread_mutex_lock(&c->lock);
-  c->rank0_left = true;
-  c->rank0_completed = completed;
-  pthread_cond_broadcast(&c->changed);
+  if (rank == 0) {
+    c->rank0_left = true;
+    c->rank0_completed = completed;
+    pthread_cond_broadcast(&c->changed);
+  }
   pthread_mutex_unlock(&c->lock);
+  if (c->params.on_left) c->params.on_left(c->params.arg, rank);
+}
+
+static void take_offered(gbi_control *c, gbi_reader *body) {
+  size_t bytes;
+  int32_t from = gbi_get_i32(body);
+  const uint8_t *blob = gbi_get_blob(body, &bytes);
+  if (from < 0 || from >= c->world || bytes > GBI_OFFER_MAX) body->bad = true;
+  if (gbi_reader_done(body) && c->params.on_offer)
+    c->params.on_offer(c->params.arg, from, blob, bytes);
 }
 
 static void take_goodbye_ok(gbi_control *c) {
@@ -183,6 +196,7 @@ static bool handle_frame(gbi_control *c, uint8_t type, gbi_reader *body) {
     case GBI_MSG_QUESTION: take_question(c, body); break;
     case GBI_MSG_LATE: take_late(c, body); break;
     case GBI_MSG_LEFT: take_left(c, body); break;
+    case GBI_MSG_OFFERED: take_offered(c, body); break;
     case GBI_MSG_GOODBYE_OK: take_goodbye_ok(c); break;
     default: return false;
   }

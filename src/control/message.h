@@ -14,6 +14,7 @@ enum {
   GBI_MSG_STALLED,
   GBI_MSG_STATE,
   GBI_MSG_GOODBYE,
+  GBI_MSG_OFFER,
   /* both ways */
   GBI_MSG_BEAT = 16,
   /* rank 0 to rank */
@@ -26,6 +27,7 @@ enum {
   GBI_MSG_LATE,
   GBI_MSG_LEFT,
   GBI_MSG_GOODBYE_OK,
+  GBI_MSG_OFFERED,
 };
 
 /* Who a rank is, for texts. */

@@ -1,4 +1,4 @@
-/* Rank 0: exchanges among the members of a group, and who is late. */
+/* Rank 0: exchanges among the members of a group, who is late, and offers. */
 #include "control/server_state.h"
 
 #include "base/memory.h"
@@ -368,9 +368,54 @@ bool gbi_server_state(gbi_server *s, int rank, gbi_reader *body) {
   return true;
 }
 
-/* ---- both ---- */
+/* ---- offers ---- */
+
+static bool has_offered(const gbi_server *s, int from, int to) {
+  const uint8_t *bits = s->members[from].offered_to;
+  return bits && bits[to / 8] >> to % 8 & 1;
+}
+
+static void tell_left(gbi_server *s, int to, int who) {
+  gbi_writer w;
+  gbi_writer_init_growing(&w);
+  gbi_put_i32(&w, who);
+  gbi_put_u64(&w, s->members[who].left_completed);
+  gbi_server_send_new(s, to, GBI_MSG_LEFT, &w);
+  gbi_writer_fini(&w);
+}
+
+bool gbi_server_offer(gbi_server *s, int rank, gbi_reader *body) {
+  gbi_server_member *m = &s->members[rank];
+  size_t bytes;
+  int32_t to = gbi_get_i32(body);
+  const uint8_t *blob = gbi_get_blob(body, &bytes);
+  if (!gbi_reader_done(body) || bytes > GBI_OFFER_MAX || to < 0 ||
+      to >= s->params.world || to == rank || has_offered(s, rank, to))
+    return false;
+  if (!m->offered_to)
+    m->offered_to = gbi_calloc((size_t)s->params.world / 8 + 1, 1);
+  if (!m->offered_to) return false;
+  m->offered_to[to / 8] |= (uint8_t)(1 << to % 8);
+  if (s->members[to].left) {
+    /* Not twice: it may have been told when that rank left. */
+    if (!has_offered(s, to, rank)) tell_left(s, rank, to);
+    return true;
+  }
+  gbi_writer w;
+  gbi_writer_init_growing(&w);
+  gbi_put_i32(&w, rank);
+  gbi_put_blob(&w, blob, bytes);
+  gbi_server_send_new(s, to, GBI_MSG_OFFERED, &w);
+  gbi_writer_fini(&w);
+  return true;
+}
+
+/* ---- all ---- */
 
 void gbi_server_member_left(gbi_server *s, int rank) {
+  for (int r = 0; r < s->params.world; r++)
+    if (r != rank && (has_offered(s, r, rank) || has_offered(s, rank, r)))
+      tell_left(s, r, rank);
   for (gbi_exchange *x = s->exchanges; x; x = x->next) {
     for (int i = 0; i < x->count && !x->failed; i++) {
       if (x->members[i] != rank || x->slots[i].in) continue;

@@ -455,6 +455,7 @@ static bool member_frame(gbi_server *s, gbi_conn *c, uint8_t type,
     case GBI_MSG_CAUSE: return take_cause(s, body);
     case GBI_MSG_STALLED: return gbi_server_stalled(s, c->rank, body);
     case GBI_MSG_STATE: return gbi_server_state(s, c->rank, body);
+    case GBI_MSG_OFFER: return gbi_server_offer(s, c->rank, body);
     default: return false;
   }
 }
@@ -721,7 +722,10 @@ void gbi_server_close(gbi_server *s) {
   for (int i = 0; i < s->listeners_count; i++) close(s->listeners[i].fd);
   if (s->spare_fd >= 0) close(s->spare_fd);
   gbi_server_questions_free(s);
-  for (int r = 0; r < s->params.world; r++) free(s->members[r].record);
+  for (int r = 0; r < s->params.world; r++) {
+    free(s->members[r].record);
+    free(s->members[r].offered_to);
+  }
   free(s->members);
   free(s);
 }

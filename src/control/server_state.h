@@ -41,6 +41,7 @@ typedef struct gbi_server_member {
   gbi_who who;
   uint8_t *record;
   size_t record_bytes;
+  uint8_t *offered_to; /* a bit a rank; NULL: to nobody yet */
 } gbi_server_member;
 
 /* An exchange that some members have entered. */
@@ -126,6 +127,7 @@ bool gbi_server_exchange(gbi_server *server, int rank, gbi_reader *body);
 bool gbi_server_stalled(gbi_server *server, int rank, gbi_reader *body);
 bool gbi_server_state(gbi_server *server, int rank, gbi_reader *body);
 void gbi_server_member_left(gbi_server *server, int rank);
+bool gbi_server_offer(gbi_server *server, int rank, gbi_reader *body);
 /* The error of an exchange that `rank` (-1: anybody) has taken part in and that
  * others have yet to hear of; NULL when there is none. */
 const gb_error *gbi_server_open_error(const gbi_server *server, int rank);

@@ -3,7 +3,9 @@
 #include "base/memory.h"
 #include "bridge/bridge.h"
 #include "ccl/ccl.h"
+#include "core/p2p.h"
 #include "core/settings.h"
+#include "p2p/mesh.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -186,6 +188,13 @@ static uint64_t chunk_bytes(const gbi_topology *topology) {
   return GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
 }
 
+/* Links of the mesh come when they are first needed: nothing to connect. */
+static gb_status open_mesh(connector *c, gb_error *error) {
+  const gbi_group_spec *spec = c->spec;
+  return gbi_mesh_open(gbi_job_p2p_of(c->job), spec->id, spec->ranks,
+                       spec->count, spec->me, &c->comms[GBI_ON_MESH], error);
+}
+
 static gb_status make_group(connector *c, gb_group **group_p,
                             gb_error *error) {
   gb_job *job = c->job;
@@ -202,6 +211,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .bridge = spec->bridge,
       .chunk_bytes = chunk,
       .job = job,
+      .p2p = job->p2p,
       .control = job->control,
       .watch = &job->watch,
       .waiter = gbi_hostarea_waiter(job->area),
@@ -227,6 +237,7 @@ gb_status gbi_connect_group(gb_job *job, const gbi_group_spec *spec,
   connector c = {.job = job, .spec = spec};
   *settled_p = false;
   gb_status status = connect_comms(&c, settled_p, error);
+  if (status == GB_OK) status = open_mesh(&c, error);
   if (status == GB_OK) status = make_group(&c, group_p, error);
   for (int r = 0; r < GBI_RESOURCES; r++) {
     if (!c.comms[r]) continue;

@@ -122,6 +122,9 @@ gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
 
 gbi_engine *gbi_group_engine(gb_group *g) { return g->p.engine; }
 int gbi_group_rank(const gb_group *g) { return g->p.rank; }
+const gbi_group_params *gbi_group_params_of(const gb_group *g) {
+  return &g->p;
+}
 int gbi_group_world(const gb_group *g) { return g->p.world; }
 void gbi_group_set_timeout(gb_group *g, uint64_t timeout_ms) {
   atomic_store_explicit(&g->timeout_ms, timeout_ms, memory_order_relaxed);
@@ -129,7 +132,6 @@ void gbi_group_set_timeout(gb_group *g, uint64_t timeout_ms) {
 uint64_t gbi_group_timeout(const gb_group *g) {
   return atomic_load_explicit(&g->timeout_ms, memory_order_relaxed);
 }
-const gbi_group_params *gbi_group_its(const gb_group *g) { return &g->p; }
 
 void gbi_group_free(gb_group *g) {
   if (!g) return;

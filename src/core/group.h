@@ -37,6 +37,7 @@ typedef struct gbi_group_params {
   int queue_max;
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;
+  struct gbi_job_p2p *p2p; /* core/p2p.h */
 } gbi_group_params;
 
 gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
@@ -61,12 +62,12 @@ bool gbi_group_report(gb_group *group, gbi_call_state *state);
 
 gbi_engine *gbi_group_engine(gb_group *group);
 int gbi_group_rank(const gb_group *group);
+/* As given at open; members are the group's own copy. */
+const gbi_group_params *gbi_group_params_of(const gb_group *group);
 int gbi_group_world(const gb_group *group);
 /* Of every call that starts from now on. Any thread. */
 void gbi_group_set_timeout(gb_group *group, uint64_t timeout_ms);
 uint64_t gbi_group_timeout(const gb_group *group);
-/* What it was opened with; `members` is its own copy. */
-const gbi_group_params *gbi_group_its(const gb_group *group);
 /* STATE or FORKED with a text, when no call may be made now. */
 gb_status gbi_group_usable(gb_group *group, gb_error *error);
 

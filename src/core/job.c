@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "core/connect.h"
+#include "core/p2p.h"
 #include "core/subgroup.h"
 #include "core/settings.h"
 
@@ -85,9 +86,16 @@ void gbi_job_wake(gb_job *job) {
   pthread_mutex_unlock(&job->connect_lock);
   gbi_hostarea *area = __atomic_load_n(&job->area, __ATOMIC_ACQUIRE);
   if (area) gbi_hostarea_ring(area, gbi_hostarea_me(area));
+  gbi_job_p2p_on_failure(job);
 }
 
 static void on_failure(void *arg) { gbi_job_wake(arg); }
+
+static void on_offer(void *arg, int from, const void *blob, size_t bytes) {
+  gbi_job_p2p_on_offer(arg, from, blob, bytes);
+}
+
+static void on_left(void *arg, int rank) { gbi_job_p2p_on_left(arg, rank); }
 
 static bool report(void *arg, uint32_t group, gbi_call_state *state) {
   return gbi_subgroup_report(arg, group, state);
@@ -120,6 +128,8 @@ static gb_status open_control(opener *o, gb_error *error) {
       .vendor = o->record->vendor,
       .on_failure = on_failure,
       .report = report,
+      .on_offer = on_offer,
+      .on_left = on_left,
       .arg = o->job,
   };
   return gbi_control_open(&params, &o->job->control, error);
@@ -251,6 +261,7 @@ static gb_status open_parts(opener *o, gb_error *error) {
   GBI_TRY(list_facts(o->job, error));
   GBI_TRY(specify_world(o, error));
   GBI_TRY(join_host(o, error));
+  GBI_TRY(gbi_job_p2p_open(o->job, error));
   return open_world(o, error);
 }
 
@@ -324,7 +335,9 @@ static void free_job(gb_job *job) {
   gbi_subgroups_free(job);
   set_world(job, NULL);
   if (world) gbi_group_free(world);
+  gbi_job_p2p_stop(job);
   gbi_control_close(job->control);
+  gbi_job_p2p_free(job);
   gbi_hostarea_close(job->area);
   gbi_discovery_free(job->discovery);
   for (int r = 0; job->who && r < job->world; r++) free(job->who[r]);
@@ -396,6 +409,7 @@ gb_status gbi_job_close(gb_job *job, gb_error *error) {
   forget(job);
   gbi_subgroups_drain(job);
   gbi_group_drain(job->group);
+  gbi_job_p2p_stop(job);
   gbi_control_goodbye(job->control, gbi_deadline_after_ms(GOODBYE_MS));
   gbi_engine_stop(gbi_group_engine(job->group));
   free_job(job);

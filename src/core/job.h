@@ -33,6 +33,7 @@ struct gb_job {
   gbi_subgroups subgroups;  /* all others */
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;
+  struct gbi_job_p2p *p2p;  /* core/p2p.h */
   gbi_watch watch;
   char **who;               /* by global rank, for texts */
   gb_pair *facts;           /* all ranks' facts, one after another */

@@ -328,7 +328,7 @@ gb_status gbi_subgroup_open(gb_job *job, const int *ranks, int count,
 }
 
 void gbi_subgroup_close(gb_group *group) {
-  gb_job *job = gbi_group_its(group)->job;
+  gb_job *job = gbi_group_params_of(group)->job;
   gbi_group_drain(group);
   pthread_mutex_lock(&job->subgroups.lock);
   subgroup **at = &job->subgroups.first;

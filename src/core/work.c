@@ -48,6 +48,7 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   work->out = out;
   work->factor = factor;
   work->seq = UINT64_MAX;
+  work->source = -1;
   work->task = NULL;
   work->works = works;
   work->fork_count = gbi_fork_count();
@@ -106,6 +107,14 @@ int64_t gbi_work_seq(const gb_work *work) {
   int64_t seq = work->seq == UINT64_MAX ? -1 : (int64_t)work->seq;
   pthread_mutex_unlock(&work->works->lock);
   return seq;
+}
+
+int gbi_work_source(const gb_work *work) {
+  if (!work) return -1;
+  pthread_mutex_lock(&work->works->lock);
+  int source = work->done ? work->source : -1;
+  pthread_mutex_unlock(&work->works->lock);
+  return source;
 }
 
 void gbi_work_release(gb_work *work) {

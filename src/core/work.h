@@ -33,6 +33,7 @@ struct gb_work {
   bool queued; /* async */
   bool done;
   gb_error error; /* status GB_OK: success */
+  int source; /* of a receive that is done: group rank; else -1 */
   uint64_t seq;
   uint64_t deadline_ns;
   gbi_task *task;  /* while it runs */
@@ -49,6 +50,7 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
 gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error);
 gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error);
 int64_t gbi_work_seq(const gb_work *work);
+int gbi_work_source(const gb_work *work);
 void gbi_work_release(gb_work *work);
 
 #endif

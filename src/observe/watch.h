@@ -13,7 +13,7 @@
 #include <gpubridge/observe.h>
 #include <pthread.h>
 
-#define GBI_WATCH_CALLS 16
+#define GBI_WATCH_CALLS 64
 #define GBI_OBSERVERS_MAX 16
 
 typedef struct gbi_watch_call {

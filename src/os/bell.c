@@ -43,6 +43,14 @@ static void sleep_in_futex(gbi_bell *bell, uint32_t seen, int most_ms) {
   atomic_fetch_sub(&bell->sleeper, IN_FUTEX);
 }
 
+/* Takes what the event says, unless another sleeper still has to see it. */
+static void drain_event(gbi_waiter *waiter, uint32_t sleepers_before) {
+  uint64_t rings;
+  ssize_t got = read(waiter->event_fd, &rings, sizeof rings);
+  if (got > 0 && sleepers_before >= 2u * IN_POLL)
+    event_add(waiter->event_fd);
+}
+
 static void sleep_in_poll(gbi_waiter *waiter, uint32_t seen,
                           struct pollfd *fds, int count, int most_ms) {
   struct pollfd all[FDS_MAX + 1];
@@ -55,11 +63,16 @@ static void sleep_in_poll(gbi_waiter *waiter, uint32_t seen,
   uint32_t before = atomic_fetch_sub(&waiter->bell->sleeper, IN_POLL);
   for (int i = 0; i < count; i++)
     fds[i].revents = ready > 0 ? all[i].revents : 0;
-  if (ready <= 0 || !all[count].revents) return;
-  uint64_t rings;
-  ssize_t got = read(waiter->event_fd, &rings, sizeof rings);
-  /* Another thread may sleep on the same descriptor and find it empty now. */
-  if (got > 0 && before >= 2u * IN_POLL) event_add(waiter->event_fd);
+  if (ready > 0 && all[count].revents) drain_event(waiter, before);
+}
+
+void gbi_waiter_arm(gbi_waiter *waiter, uint32_t seen) {
+  atomic_fetch_add(&waiter->bell->sleeper, IN_POLL);
+  if (atomic_load(&waiter->bell->rung) != seen) event_add(waiter->event_fd);
+}
+
+void gbi_waiter_disarm(gbi_waiter *waiter) {
+  drain_event(waiter, atomic_fetch_sub(&waiter->bell->sleeper, IN_POLL));
 }
 
 void gbi_waiter_sleep(gbi_waiter *waiter, uint32_t seen, struct pollfd *fds,

@@ -1,6 +1,6 @@
 /* Bells: how one process wakes another that waits for shared memory.
  *
- * A bell is two words in memory shared by the processes of a host, one bell per
+ * A bell is two words in memory shared by the processes of a host, two bells per
  * process and job. Whoever changes something that process r may wait for rings
  * r's bell: it bumps `rung` and, only if r sleeps, wakes it (futex, or r's
  * eventfd when r sleeps in poll because it has sockets to watch too).
@@ -39,5 +39,10 @@ void gbi_bell_ring(gbi_bell *bell, int event_fd);
  * may be NULL. Spurious returns are fine. */
 void gbi_waiter_sleep(gbi_waiter *waiter, uint32_t seen, struct pollfd *fds,
                       int count, int most_ms);
+/* For whoever sleeps on another bell and would be woken by this one too: from
+ * arm to disarm event_fd becomes readable when the bell rings, at once if it
+ * has rung since `seen`. In pairs. */
+void gbi_waiter_arm(gbi_waiter *waiter, uint32_t seen);
+void gbi_waiter_disarm(gbi_waiter *waiter);
 
 #endif

@@ -110,3 +110,26 @@ GB_TEST(bell, other_descriptors_wake_too) {
   /* A nap ends by itself. */
   gbi_waiter_sleep(&waiter, gbi_bell_look(&waiter), NULL, 0, 1);
 }
+
+/* A lane's ring wakes its own sleepers only, and an armed waiter's descriptor
+ * tells of rings before and after. */
+GB_TEST(bell, lanes_and_arming, .ranks = 2) {
+  gbi_hostarea *area = gb_area_open(NULL);
+  gbi_waiter *other = gbi_hostarea_lane_waiter(area, 1);
+  uint32_t first = gbi_bell_look(gbi_hostarea_waiter(area));
+  uint32_t seen = gbi_bell_look(other);
+  struct pollfd fd = {other->event_fd, POLLIN, 0};
+  gb_meet();
+  gbi_waiter_arm(other, seen);
+  gb_meet();
+  gbi_hostarea_ring_lane(area, !gb_rank(), 1);
+  GB_CHECK_INT(poll(&fd, 1, NAP_MS), 1);
+  gbi_waiter_disarm(other);
+  GB_CHECK_INT(poll(&fd, 1, 0), 0);
+  gbi_waiter_arm(other, seen); /* it has rung since */
+  GB_CHECK_INT(poll(&fd, 1, 0), 1);
+  gbi_waiter_disarm(other);
+  GB_CHECK_INT(gbi_bell_look(gbi_hostarea_waiter(area)), first);
+  gb_meet();
+  gbi_hostarea_close(area);
+}

@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "base/hmac.h"
 
-#define GBI_PROTOCOL_VERSION 1
+#define GBI_PROTOCOL_VERSION 2
 #define GBI_JOB_ID_BYTES 16
 
 typedef enum gbi_hello_kind {

@@ -23,7 +23,7 @@
 
 /* The memfd:
  *   0     head
- *   4096  bells, 128 bytes per local index
+ *   4096  bells, 128 bytes each: GBI_BELL_LANES of local index 0, of 1, ...
  *   ...   windows, from `next` on; offsets are never used twice, so that a
  *         window is always fresh zeros */
 typedef struct area_head {
@@ -33,7 +33,7 @@ typedef struct area_head {
   _Atomic uint64_t next; /* bumped by whoever allocates */
 } area_head;
 
-#define AREA_MAGIC UINT64_C(0x3161657261626720) /* " gbarea1" */
+#define AREA_MAGIC UINT64_C(0x3261657261626720) /* " gbarea2" */
 enum {
   PAGE = 4096,
   HUGE_PAGE = 2 << 20,
@@ -47,7 +47,7 @@ enum {
 struct gbi_hostarea {
   gbi_auth auth;
   int *ranks;
-  int *event_fds; /* by local index; -1 unknown */
+  int *event_fds; /* one a bell, in the order of bells; -1 unknown */
   int count, me;
   int memfd;
   int listen_fd;
@@ -56,8 +56,12 @@ struct gbi_hostarea {
   area_head *head;           /* NULL until connected */
   size_t head_bytes;
   gbi_bell *bells;
-  gbi_waiter waiter;
+  gbi_waiter waiters[GBI_BELL_LANES];
 };
+
+static int bell_of(int index, int lane) {
+  return index * GBI_BELL_LANES + lane;
+}
 
 void gbi_host_key(const char *hostname, char *buffer, size_t bytes) {
   char boot[64] = "no-boot-id";
@@ -109,7 +113,8 @@ static gb_status map_head(gbi_hostarea *area, gb_error *error) {
                     strerror(errno));
   area->head = data;
   area->bells = (gbi_bell *)((char *)data + PAGE);
-  area->waiter.bell = &area->bells[area->me];
+  for (int lane = 0; lane < GBI_BELL_LANES; lane++)
+    area->waiters[lane].bell = &area->bells[bell_of(area->me, lane)];
   return GB_OK;
 }
 
@@ -162,17 +167,21 @@ static gb_status set_up(gbi_hostarea *area, const int *ranks,
                         gb_error *error) {
   size_t count = (size_t)area->count;
   area->ranks = gbi_malloc(count * sizeof *area->ranks);
-  area->event_fds = gbi_malloc(count * sizeof *area->event_fds);
+  size_t bells = count * GBI_BELL_LANES;
+  area->event_fds = gbi_malloc(bells * sizeof *area->event_fds);
   if (!area->ranks || !area->event_fds)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   memcpy(area->ranks, ranks, count * sizeof *ranks);
-  for (size_t i = 0; i < count; i++) area->event_fds[i] = -1;
-  area->head_bytes = round_up(PAGE + count * sizeof(gbi_bell), PAGE);
-  int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (fd < 0)
-    return gbi_fail(error, GB_ERR_SYSTEM, "could not create an eventfd: %s",
-                    strerror(errno));
-  area->event_fds[area->me] = area->waiter.event_fd = fd;
+  for (size_t i = 0; i < bells; i++) area->event_fds[i] = -1;
+  area->head_bytes = round_up(PAGE + bells * sizeof(gbi_bell), PAGE);
+  for (int lane = 0; lane < GBI_BELL_LANES; lane++) {
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fd < 0)
+      return gbi_fail(error, GB_ERR_SYSTEM, "could not create an eventfd: %s",
+                      strerror(errno));
+    area->event_fds[bell_of(area->me, lane)] = fd;
+    area->waiters[lane].event_fd = fd;
+  }
   if (area->me) return GB_OK;
   GBI_TRY(create_memory(area, error));
   return area->count > 1 ? listen_abstract(area, error) : GB_OK;
@@ -189,7 +198,9 @@ gb_status gbi_hostarea_open(const gbi_auth *auth, const int *ranks, int count,
   area->auth = *auth;
   area->count = count;
   area->me = me;
-  area->memfd = area->listen_fd = area->waiter.event_fd = -1;
+  area->memfd = area->listen_fd = -1;
+  for (int lane = 0; lane < GBI_BELL_LANES; lane++)
+    area->waiters[lane].event_fd = -1;
   gb_status status = set_up(area, ranks, error);
   if (status != GB_OK) {
     gbi_hostarea_close(area);
@@ -204,7 +215,7 @@ void gbi_hostarea_address(const gbi_hostarea *area, gbi_writer *out) {
 }
 
 /* Set-up messages, over the stream after the handshake: 8 bytes each, with the
- * descriptors of local indices first..first+count-1 (or the memfd) attached.
+ * descriptors of bells first..first+count-1 (or the memfd) attached.
  *   0  u32 first; MEMFD for the shared memory
  *   4  u32 count */
 #define MEMFD UINT32_MAX
@@ -397,12 +408,13 @@ static void receive_guest(reception *r, guest *g) {
     drop(g);
     return;
   }
-  if (count != 1 || first != (uint32_t)g->index || r->sockets[g->index] >= 0) {
+  if (count != GBI_BELL_LANES || first != (uint32_t)bell_of(g->index, 0) ||
+      r->sockets[g->index] >= 0) {
     close_all(fds, count);
     drop(g);
     return;
   }
-  r->area->event_fds[g->index] = fds[0];
+  memcpy(r->area->event_fds + first, fds, count * sizeof *fds);
   r->sockets[g->index] = g->fd;
   r->missing--;
   g->fd = -1;
@@ -453,8 +465,9 @@ static gb_status hand_out(reception *r, uint64_t deadline_ns,
   for (int i = 1; i < area->count; i++) {
     GBI_TRY(send_fds(area, r->sockets[i], MEMFD, &area->memfd, 1, deadline_ns,
                      error));
-    for (int first = 0; first < area->count; first += FDS_A_MESSAGE) {
-      int n = GBI_MIN(area->count - first, (int)FDS_A_MESSAGE);
+    int bells = area->count * GBI_BELL_LANES;
+    for (int first = 0; first < bells; first += FDS_A_MESSAGE) {
+      int n = GBI_MIN(bells - first, (int)FDS_A_MESSAGE);
       GBI_TRY(send_fds(area, r->sockets[i], (uint32_t)first,
                        area->event_fds + first, (uint32_t)n, deadline_ns,
                        error));
@@ -529,7 +542,7 @@ static gb_status dial(const gbi_hostarea *area, const char *name,
 /* Everything that index 0 hands out. */
 static gb_status take_fds(gbi_hostarea *area, int fd, uint64_t deadline_ns,
                           gb_error *error) {
-  int left = area->count;
+  int bells = area->count * GBI_BELL_LANES, left = bells;
   while (left > 0 || area->memfd < 0) {
     uint32_t first, count;
     int fds[FDS_A_MESSAGE];
@@ -540,14 +553,14 @@ static gb_status take_fds(gbi_hostarea *area, int fd, uint64_t deadline_ns,
       area->memfd = fds[0];
       continue;
     }
-    if (first != (uint32_t)(area->count - left) || count < 1 ||
+    if (first != (uint32_t)(bells - left) || count < 1 ||
         count > (uint32_t)left) {
       close_all(fds, count);
       return gbi_fail(error, GB_ERR_PROTOCOL,
                       "malformed message on the host's Unix socket");
     }
     for (uint32_t i = 0; i < count; i++) {
-      if ((int)(first + i) == area->me)
+      if ((int)(first + i) / GBI_BELL_LANES == area->me)
         close(fds[i]); /* a copy of our own */
       else
         area->event_fds[first + i] = fds[i];
@@ -574,8 +587,9 @@ static gb_status join(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   gbi_handshake h;
   gbi_handshake_connect(&h, &area->auth, &hello);
   GBI_TRY(prove(area, &h, fd, deadline_ns, error));
-  GBI_TRY(send_fds(area, fd, (uint32_t)area->me, &area->waiter.event_fd, 1,
-                   deadline_ns, error));
+  int own = bell_of(area->me, 0);
+  GBI_TRY(send_fds(area, fd, (uint32_t)own, area->event_fds + own,
+                   GBI_BELL_LANES, deadline_ns, error));
   GBI_TRY(take_fds(area, fd, deadline_ns, error));
   struct stat st;
   if (fstat(area->memfd, &st) || (uint64_t)st.st_size < area->head_bytes)
@@ -706,11 +720,22 @@ void gbi_hostarea_leave(gbi_hostarea *area, void *data, uint64_t offset,
   if (last) give_back(area, offset, whole);
 }
 
-void gbi_hostarea_ring(gbi_hostarea *area, int index) {
-  gbi_bell_ring(&area->bells[index], area->event_fds[index]);
+void gbi_hostarea_ring_lane(gbi_hostarea *area, int index, int lane) {
+  int bell = bell_of(index, lane);
+  gbi_bell_ring(&area->bells[bell], area->event_fds[bell]);
 }
 
-gbi_waiter *gbi_hostarea_waiter(gbi_hostarea *area) { return &area->waiter; }
+void gbi_hostarea_ring(gbi_hostarea *area, int index) {
+  gbi_hostarea_ring_lane(area, index, 0);
+}
+
+gbi_waiter *gbi_hostarea_lane_waiter(gbi_hostarea *area, int lane) {
+  return &area->waiters[lane];
+}
+
+gbi_waiter *gbi_hostarea_waiter(gbi_hostarea *area) {
+  return gbi_hostarea_lane_waiter(area, 0);
+}
 int gbi_hostarea_count(const gbi_hostarea *area) { return area->count; }
 int gbi_hostarea_me(const gbi_hostarea *area) { return area->me; }
 
@@ -730,7 +755,7 @@ int gbi_hostarea_index_of(const gbi_hostarea *area, int rank) {
 void gbi_hostarea_close(gbi_hostarea *area) {
   if (!area) return;
   if (area->head) munmap(area->head, area->head_bytes);
-  for (int i = 0; area->event_fds && i < area->count; i++)
+  for (int i = 0; area->event_fds && i < bell_of(area->count, 0); i++)
     if (area->event_fds[i] >= 0) close(area->event_fds[i]);
   if (area->listen_fd >= 0) close(area->listen_fd);
   if (area->memfd >= 0) close(area->memfd);

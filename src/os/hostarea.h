@@ -1,7 +1,7 @@
 /* The host area: one memfd shared by the processes of a job on one host.
  *
- * It holds a bell per process and windows that communicators allocate. The
- * memfd and every process's eventfd travel once, over Unix sockets in the
+ * It holds two bells per process and windows that communicators allocate. The
+ * memfd and every process's eventfds travel once, over Unix sockets in the
  * abstract namespace, after a handshake that proves the job key. Nothing is
  * ever put in /dev/shm and nothing outlives the processes.
  *
@@ -18,6 +18,9 @@
 #include "os/handshake.h"
 
 #define GBI_LOCAL_MAX 1024 /* processes of one job on one host */
+/* Bells of a process: 0 is rung by collectives, 1 by point-to-point messages,
+ * so that those who sleep on one are not woken by the other. */
+#define GBI_BELL_LANES 2
 
 typedef struct gbi_hostarea gbi_hostarea;
 
@@ -50,9 +53,11 @@ gb_status gbi_hostarea_map(gbi_hostarea *area, uint64_t offset, size_t bytes,
  * reading what was written. data may be NULL (never mapped). */
 void gbi_hostarea_leave(gbi_hostarea *area, void *data, uint64_t offset,
                         size_t bytes, int users);
-/* Wakes local process `index`. */
+/* Wakes local process `index`, lane 0 when none is named. */
 void gbi_hostarea_ring(gbi_hostarea *area, int index);
+void gbi_hostarea_ring_lane(gbi_hostarea *area, int index, int lane);
 gbi_waiter *gbi_hostarea_waiter(gbi_hostarea *area);
+gbi_waiter *gbi_hostarea_lane_waiter(gbi_hostarea *area, int lane);
 int gbi_hostarea_count(const gbi_hostarea *area);
 int gbi_hostarea_me(const gbi_hostarea *area);
 int gbi_hostarea_index_of(const gbi_hostarea *area, int rank); /* or -1 */

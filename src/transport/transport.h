@@ -78,6 +78,7 @@ typedef struct gbi_transport_params {
   uint32_t group, comm;  /* numbers that separate this one from others */
   const char *store_host; /* how this rank reaches rank 0; may be "" */
   uint64_t timeout_ms;   /* silent peers are noticed within about this */
+  int lane;              /* of the bells that its members ring and wait on */
 } gbi_transport_params;
 
 /* Counters, read without a lock for telemetry. */

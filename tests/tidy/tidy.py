@@ -40,9 +40,10 @@ ALLOWED = {
     "plan": {"base"},
     "policy": {"base", "plan"},
     "control": {"base", "os", "store", "observe"},
+    "p2p": {"base", "os", "transport", "comm", "control"},
     "core": {
         "base", "observe", "os", "store", "device", "transport", "comm",
-        "bridge", "ccl", "plan", "policy", "control",
+        "bridge", "ccl", "plan", "policy", "control", "p2p",
     },
     "api": {"base", "core", "device", "observe"},
 }  # fmt: skip

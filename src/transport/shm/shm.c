@@ -37,7 +37,7 @@ typedef struct link {
 typedef struct shm {
   gbi_transport transport; /* first */
   gbi_hostarea *area;
-  int count, me, rank;
+  int count, me, rank, lane;
   uint64_t window_offset;
   size_t ring_bytes, window_bytes;
   void *window; /* our own: our rings towards the others */
@@ -129,6 +129,7 @@ static gb_status shm_open(const gbi_transport_params *params,
   t->area = params->area;
   t->count = params->members_count;
   t->me = params->me;
+  t->lane = params->lane;
   t->rank = params->members[params->me].rank;
   t->ring_bytes = gbi_ring_bytes(1, DEPTH, SLOT_BYTES);
   t->window_bytes = t->ring_bytes * (size_t)(t->count - 1);
@@ -190,7 +191,7 @@ static unsigned push_pieces(shm *t, link *l) {
     if (bytes) memcpy(room, (uint8_t *)xfer->data + xfer->posted, bytes);
     gbi_ring_publish(&l->out, l->out_round++, &xfer->call, xfer->tag,
                      xfer->bytes, bytes, 0);
-    gbi_hostarea_ring(t->area, l->member.local);
+    gbi_hostarea_ring_lane(t->area, l->member.local, t->lane);
     count_up(&t->bytes_sent, bytes);
     done++;
     xfer->posted += bytes;
@@ -284,7 +285,7 @@ static unsigned pull_pieces(shm *t, link *l) {
     else if (bytes)
       memcpy((uint8_t *)xfer->data + at, gbi_slot_data(slot), bytes);
     if (gbi_ring_consume(&l->in, 0, l->in_round++))
-      gbi_hostarea_ring(t->area, l->member.local);
+      gbi_hostarea_ring_lane(t->area, l->member.local, t->lane);
     count_up(&t->bytes_received, bytes);
     done++;
     xfer->moved = xfer->posted = at + bytes;
@@ -335,7 +336,7 @@ static gb_status shm_link_error(const gbi_transport *transport, int member,
 static void shm_stop(gbi_transport *transport) {
   shm *t = shm_of(transport);
   atomic_store_explicit(&t->stopped, true, memory_order_release);
-  gbi_hostarea_ring(t->area, gbi_hostarea_me(t->area));
+  gbi_hostarea_ring_lane(t->area, gbi_hostarea_me(t->area), t->lane);
 }
 
 static void shm_describe(const gbi_transport *transport, gbi_fact_fn fn,
