@@ -324,6 +324,76 @@ static PyObject *group_all_to_all(PyObject *self, PyObject *const *args,
   return run_counts(self, args, given, 8, 5, 2, all_to_all);
 }
 
+/* ---- point-to-point ---- */
+
+static gb_status send_one(call *c, gb_work **work_p) {
+  gb_buffer buffer = buffer_of(c->n[0], c->n[1], c->n[2]);
+  return gb_send(c->group, &buffer, (int)c->n[3], c->n[4], work_p, &c->error);
+}
+static PyObject *group_send(PyObject *self, PyObject *const *args,
+                            Py_ssize_t given) {
+  return run_numbers(self, args, given, 6, send_one);
+}
+
+static gb_status recv_one(call *c, gb_work **work_p) {
+  gb_buffer buffer = buffer_of(c->n[0], c->n[1], c->n[2]);
+  return gb_recv(c->group, &buffer, (int)c->n[3], c->n[4], &c->source, work_p,
+                 &c->error);
+}
+/* A sync receive gives its source. */
+static PyObject *group_recv(PyObject *self, PyObject *const *args,
+                            Py_ssize_t given) {
+  call c;
+  c.group = group_of(self);
+  c.source = -1;
+  if (!c.group || check_given(given, 6) < 0 ||
+      read_numbers(args, given, c.n) < 0)
+    return NULL;
+  PyObject *result = run(self, &c, 5, recv_one);
+  if (result != Py_None) return result;
+  Py_DECREF(result);
+  return PyLong_FromLong(c.source);
+}
+
+/* One row of a batch: (is_send, address, count, dtype, peer, tag). */
+static int read_message(PyObject *row, gb_p2p_op *op) {
+  unsigned long long n[6];
+  for (int i = 0; i < 6; i++) {
+    PyObject *item = PySequence_GetItem(row, i);
+    n[i] = item ? PyLong_AsUnsignedLongLongMask(item) : 0;
+    Py_XDECREF(item);
+    if (PyErr_Occurred()) return -1;
+  }
+  *op = (gb_p2p_op){n[0] != 0, buffer_of(n[1], n[2], n[3]), (int)n[4], n[5]};
+  return 0;
+}
+
+static PyObject *group_batch(PyObject *self, PyObject *args) {
+  PyObject *rows;
+  int is_async, failed = 0;
+  gb_group *group = group_of(self);
+  if (!group || !PyArg_ParseTuple(args, "Op", &rows, &is_async)) return NULL;
+  Py_ssize_t count = PySequence_Size(rows);
+  if (count < 0) return NULL;
+  gb_p2p_op *ops = PyMem_Malloc((size_t)(count + 1) * sizeof *ops);
+  if (!ops) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < count && !failed; i++) {
+    PyObject *row = PySequence_GetItem(rows, i);
+    failed = !row || read_message(row, &ops[i]) < 0;
+    Py_XDECREF(row);
+  }
+  call c = {.work = NULL};
+  gb_status status = GB_OK;
+  if (!failed) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = gb_batch(group, ops, (int)count, is_async ? &c.work : NULL,
+                      &c.error);
+    Py_END_ALLOW_THREADS;
+  }
+  PyMem_Free(ops);
+  return failed ? NULL : finish(self, status, &c);
+}
+
 /* ---- life ---- */
 
 static PyObject *group_serve(PyObject *self, PyObject *unused) {
@@ -435,6 +505,13 @@ static PyMethodDef group_methods[] = {
      "all_to_all(out_address, out_count, in_address, in_count, dtype,\n"
      "out_counts, in_counts, is_async); counts: None for equal parts"},
     {"barrier", CORE_FAST(group_barrier), METH_FASTCALL, "barrier(is_async)"},
+    {"send", CORE_FAST(group_send), METH_FASTCALL,
+     "send(address, count, dtype, peer, tag, is_async)"},
+    {"recv", CORE_FAST(group_recv), METH_FASTCALL,
+     "recv(address, count, dtype, peer, tag, is_async); peer -1: any rank.\n"
+     "Sync: the group rank it came from."},
+    {"batch", group_batch, METH_VARARGS,
+     "batch([(is_send, address, count, dtype, peer, tag), ...], is_async)"},
     {"serve", group_serve, METH_NOARGS,
      "Runs async calls on this thread until the group is closed."},
     {"set_timeout", group_set_timeout, METH_O,

@@ -44,6 +44,10 @@ static PyObject *work_seq(PyObject *self, PyObject *unused) {
   return PyLong_FromLongLong(gb_work_seq(((work_object *)self)->work));
 }
 
+static PyObject *work_source(PyObject *self, PyObject *unused) {
+  return PyLong_FromLong(gb_work_source(((work_object *)self)->work));
+}
+
 static void work_dealloc(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   gb_work_release(((work_object *)self)->work);
@@ -59,6 +63,8 @@ static PyMethodDef work_methods[] = {
      "True once it completed, in success or failure. Never blocks."},
     {"seq", work_seq, METH_NOARGS,
      "The sequence number the call took, -1 until it started."},
+    {"source", work_source, METH_NOARGS,
+     "Group rank that a completed receive came from, else -1."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot work_slots[] = {

@@ -30,8 +30,8 @@ gb_status gb_group_serve(gb_group *group, gb_error *error) {
 
 gb_status gb_group_set_timeout(gb_group *group, uint64_t timeout_ms) {
   if (!group) return GB_ERR_ARGUMENT;
-  gbi_group_set_timeout(
-      group, timeout_ms ? timeout_ms : gbi_group_params_of(group)->job->timeout_ms);
+  const gb_job *job = gbi_group_params_of(group)->job;
+  gbi_group_set_timeout(group, timeout_ms ? timeout_ms : job->timeout_ms);
   return GB_OK;
 }
 
