@@ -511,6 +511,47 @@ def all_reduce_many(group, tensors, op, is_async, value):
     return Batch(works, value)
 
 
+# ---- sparse ----
+
+
+def all_reduce_sparse(group, tensor, op):
+    """Sums a sparse COO tensor in place over all ranks, in rank order: every
+    rank's indices and values go to every rank. Blocks."""
+    if op_code(op) != SUM:
+        raise ValueError(f"a sparse tensor is reduced with SUM only, not {op}")
+    if tensor.layout != torch.sparse_coo or not tensor.is_cpu:
+        raise ValueError(
+            f"the tensor is {tensor.layout} on {tensor.device}: of sparse tensors, "
+            "only sparse_coo on the CPU is supported"
+        )
+    mine = tensor.coalesce()
+    indices, values = mine.indices().contiguous(), mine.values().contiguous()
+    shape = [mine.sparse_dim(), mine.dense_dim(), *mine.shape]
+    facts = torch.tensor([len(shape), values.shape[0]])
+    all_facts = torch.empty(group.size, 2, dtype=torch.int64)
+    all_gather(group, all_facts, facts, False, NO_WORK)
+    shapes = [torch.empty(int(row[0]), dtype=torch.int64) for row in all_facts]
+    all_gather_list(group, shapes, torch.tensor(shape), False, NO_WORK)
+    for rank, other in enumerate(shapes):
+        if other.tolist() != shape:
+            raise ValueError(
+                f"the sparse tensors differ: this rank's is of shape {shape[2:]}, "
+                f"rank {rank}'s of {other.tolist()[2:]}"
+            )
+    counts = all_facts[:, 1].tolist()
+    all_indices = [indices.new_empty(indices.shape[0], n) for n in counts]
+    all_values = [values.new_empty(n, *values.shape[1:]) for n in counts]
+    all_gather_list(group, all_indices, indices, False, NO_WORK)
+    all_gather_list(group, all_values, values, False, NO_WORK)
+    parts = zip(all_indices, all_values, strict=True)
+    total = None
+    for part_indices, part_values in parts:
+        part = torch.sparse_coo_tensor(part_indices, part_values, mine.shape)
+        total = part if total is None else total + part
+    with torch.no_grad():
+        tensor.copy_(total.coalesce())
+
+
 # ---- point-to-point ----
 
 

@@ -156,6 +156,9 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors, opts=None):
         if len(tensors) != 1:
             return self.allreduce_coalesced(tensors, opts)
+        if tensors[0].is_sparse:  # sparse gradients of embeddings under DDP
+            calls.all_reduce_sparse(self._group, tensors[0], _op(opts))
+            return Work(None, tensors)
         return self._note(
             calls.all_reduce(
                 self._group, tensors[0], _op(opts), self._async(opts), tensors

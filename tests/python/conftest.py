@@ -1,7 +1,10 @@
 """Runs N-rank Python jobs for tests: each rank a process of its own, with its
 vendor, in a process group that is killed at the end; output is kept per rank."""
 
+import atexit
+import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,6 +26,97 @@ def free_port():
         return probe.getsockname()[1]
 
 
+class Zygote:
+    """The process of zygote.py, one for the whole run: it forks ranks that have
+    torch imported already."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.pending = b""
+        self.codes = {}
+        self.pids = []
+
+    def read(self, block):
+        """Takes in what it says: all that is there, or at least one line."""
+        out = self.process.stdout
+        while select.select([out], [], [], 60 if block else 0)[0]:
+            data = os.read(out.fileno(), 1 << 16)
+            if not data:
+                raise RuntimeError("the zygote has ended")
+            *lines, self.pending = (self.pending + data).split(b"\n")
+            for answer in map(json.loads, lines):
+                if "pid" in answer:
+                    self.pids.append(answer["pid"])
+                else:
+                    pid, code = answer["ended"]
+                    self.codes[pid] = code
+            block = block and not lines
+
+    def fork(self, script, environment, folder, log):
+        order = {
+            "script": str(script),
+            "environment": environment,
+            "folder": str(folder),
+            "log": str(log),
+        }
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+        while not self.pids:
+            self.read(True)
+        return ForkedRank(self, self.pids.pop(0))
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class ForkedRank:
+    """What tests use of subprocess.Popen, for a rank that the zygote forked."""
+
+    def __init__(self, zygote, pid):
+        self.zygote = zygote
+        self.pid = pid
+
+    @property
+    def returncode(self):
+        return self.zygote.codes.get(self.pid)
+
+    def poll(self):
+        if self.returncode is None:
+            self.zygote.read(False)
+        return self.returncode
+
+    def wait(self):
+        while self.poll() is None:
+            self.zygote.read(True)
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+_zygote = None
+
+
+def zygote():
+    global _zygote
+    if _zygote is None:
+        _zygote = Zygote()
+        atexit.register(_zygote.close)
+    return _zygote
+
+
+# torch or the interpreter read these when they start.
+AT_START = ("TORCH_", "PYTHON", "OMP_", "LD_", "MALLOC_")
+
+
 @dataclass
 class Ended:
     """How one rank ended."""
@@ -36,8 +130,14 @@ class Ended:
 class Job:
     """Ranks that run `script`; use as a context manager."""
 
-    def __init__(self, script, vendors, folder, env=None, per_rank=None, port=None):
+    def __init__(
+        self, script, vendors, folder, env=None, per_rank=None, port=None, fresh=False
+    ):
+        """fresh: an interpreter of its own for each rank, instead of a fork of
+        one that has imported torch."""
         self.port = port or free_port()
+        changed = [*(env or {}), *(k for v in (per_rank or {}).values() for k in v)]
+        fresh = fresh or any(name.startswith(AT_START) for name in changed)
         path = folder / f"script-{self.port}.py"
         path.write_text(textwrap.dedent(script))
         self.start = time.monotonic()
@@ -59,8 +159,11 @@ class Job:
                 **((per_rank or {}).get(rank, {})),
             }
             values = {k: v for k, v in values.items() if v is not None}
-            log = open(folder / f"rank{rank}-{self.port}.log", "w+")  # noqa: SIM115
+            log = open(folder / f"rank{rank}-{self.port}.log", "a+")  # noqa: SIM115
             self.files.append(log)
+            if not fresh:
+                self.ranks.append(zygote().fork(path, values, folder, log.name))
+                continue
             self.ranks.append(
                 subprocess.Popen(
                     [sys.executable, str(path)],
