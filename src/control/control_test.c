@@ -766,6 +766,30 @@ GB_TEST(control, offers_to_those_who_leave, .ranks = 4) {
   leave();
 }
 
+/* Rank 0 goes while two others are half way: they still meet. */
+GB_TEST(control, rank_zero_leaves_amid_offers, .ranks = 3) {
+  must_open();
+  must_gather();
+  if (gb_rank() == 0) {
+    gb_test_await(&b->step, 1, 20 * SECONDS);
+    leave();
+    return;
+  }
+  if (gb_rank() == 1) {
+    offer(2, 0);
+    await_bits(&offers_got, 1 << 2);
+  } else {
+    await_bits(&offers_got, 1 << 1);
+    __atomic_store_n(&b->step, 1, __ATOMIC_SEQ_CST);
+    struct timespec nap = {0, 300000000};
+    nanosleep(&nap, NULL);
+    GB_CHECK_INT(ranks_left, 0);
+    offer(1, 0);
+  }
+  await_bits(&ranks_left, 1);
+  leave();
+}
+
 static void bad_offer(int to, size_t bytes, int times) {
   must_open();
   must_gather();
