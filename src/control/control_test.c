@@ -74,6 +74,7 @@ static void on_left(void *arg, int rank) {
 
 static gbi_control_params params_ms(uint64_t timeout_ms) {
   static char hostname[16];
+  offers_got = ranks_left = 0;
   snprintf(hostname, sizeof hostname, "h%d", gb_rank());
   return (gbi_control_params){
       .store = {.rank = gb_rank(),
@@ -760,9 +761,33 @@ GB_TEST(control, offers_to_those_who_leave, .ranks = 4) {
   if (gb_rank() != 3) await_bits(&ranks_left, 1 << 2);
   __atomic_add_fetch(&b->step, 1, __ATOMIC_SEQ_CST);
   gb_test_await(&b->step, 4, 20 * SECONDS);
-  if (gb_rank() == 3) GB_CHECK_INT(ranks_left, 0);
+  if (gb_rank() == 3) GB_CHECK_INT(ranks_left & 1 << 2, 0);
   GB_CHECK(!gbi_control_failed(control, NULL));
   if (gb_rank() != 0) await_bits(&ranks_left, ranks_left | 1);
+  leave();
+}
+
+/* Rank 0 goes while two others are half way: they still meet. */
+GB_TEST(control, rank_zero_leaves_amid_offers, .ranks = 3) {
+  must_open();
+  must_gather();
+  if (gb_rank() == 0) {
+    gb_test_await(&b->step, 1, 20 * SECONDS);
+    leave();
+    return;
+  }
+  if (gb_rank() == 1) {
+    offer(2, 0);
+    await_bits(&offers_got, 1 << 2);
+  } else {
+    await_bits(&offers_got, 1 << 1);
+    __atomic_store_n(&b->step, 1, __ATOMIC_SEQ_CST);
+    struct timespec nap = {0, 300000000};
+    nanosleep(&nap, NULL);
+    GB_CHECK_INT(ranks_left, 0);
+    offer(1, 0);
+  }
+  await_bits(&ranks_left, 1);
   leave();
 }
 

@@ -21,6 +21,7 @@ enum { STRANGERS_MAX = 64, BACKLOG = 4096 };
 #define HOLD_NS (500 * GBI_NS_PER_MS)
 #define SHORT_NS (2 * GBI_NS_PER_S) /* strangers may have left by then */
 #define DRAIN_NS (1 * GBI_NS_PER_S)
+#define LEAVE_NS (1 * GBI_NS_PER_S)
 
 /* A rank may send one blob and a list of members, or a record. */
 static size_t frame_max(const gbi_server *s) {
@@ -427,6 +428,17 @@ static void rank0_leaves(gbi_server *s) {
   gbi_writer_fini(&w);
 }
 
+/* Rank 0 said goodbye. Ranks that are about to answer an offer may still do so,
+ * or the two would never meet. */
+static void try_to_leave(gbi_server *s) {
+  if (!s->members[0].left || s->leaving) return;
+  if (!s->failed && gbi_server_half_offered(s) &&
+      gbi_now_ns() < s->leave_by_ns)
+    return;
+  rank0_leaves(s);
+  gbi_server_send_new(s, 0, GBI_MSG_GOODBYE_OK, NULL);
+}
+
 static bool take_goodbye(gbi_server *s, gbi_conn *c, gbi_reader *body) {
   gbi_server_member *m = &s->members[c->rank];
   gbi_call_state state;
@@ -435,10 +447,12 @@ static bool take_goodbye(gbi_server *s, gbi_conn *c, gbi_reader *body) {
   if (!m->left) {
     m->left = true;
     m->left_completed = known ? state.completed : 0;
-    if (c->rank == 0)
-      rank0_leaves(s);
-    else
-      gbi_server_member_left(s, c->rank);
+    if (c->rank == 0) {
+      s->leave_by_ns = gbi_now_ns() + LEAVE_NS;
+      try_to_leave(s);
+      return true; /* its answer comes when it may go */
+    }
+    gbi_server_member_left(s, c->rank);
   }
   gbi_server_send_new(s, c->rank, GBI_MSG_GOODBYE_OK, NULL);
   return true;
@@ -455,7 +469,10 @@ static bool member_frame(gbi_server *s, gbi_conn *c, uint8_t type,
     case GBI_MSG_CAUSE: return take_cause(s, body);
     case GBI_MSG_STALLED: return gbi_server_stalled(s, c->rank, body);
     case GBI_MSG_STATE: return gbi_server_state(s, c->rank, body);
-    case GBI_MSG_OFFER: return gbi_server_offer(s, c->rank, body);
+    case GBI_MSG_OFFER:
+      if (!gbi_server_offer(s, c->rank, body)) return false;
+      try_to_leave(s);
+      return true;
     default: return false;
   }
 }
@@ -622,6 +639,9 @@ uint64_t gbi_server_tick(gbi_server *s, uint64_t now, bool frozen) {
   if (!s->failed && !s->leaving)
     next = GBI_MIN(next, gbi_server_questions_tick(s, now));
   if (s->draining) next = GBI_MIN(next, s->drain_until_ns);
+  try_to_leave(s);
+  if (s->members[0].left && !s->leaving)
+    next = GBI_MIN(next, s->leave_by_ns);
   sweep(s);
   return next;
 }

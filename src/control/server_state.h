@@ -103,7 +103,8 @@ struct gbi_server {
   bool held; /* a LINK cause that waits for the reason behind it */
   gb_error held_error;
   uint64_t held_until_ns;
-  bool leaving; /* rank 0 said goodbye */
+  bool leaving; /* rank 0 said goodbye and the others know */
+  uint64_t leave_by_ns; /* with rank 0's goodbye: when they know at last */
   bool draining;
   uint64_t beat_ns, drain_until_ns;
   gbi_exchange *exchanges;
@@ -128,6 +129,8 @@ bool gbi_server_stalled(gbi_server *server, int rank, gbi_reader *body);
 bool gbi_server_state(gbi_server *server, int rank, gbi_reader *body);
 void gbi_server_member_left(gbi_server *server, int rank);
 bool gbi_server_offer(gbi_server *server, int rank, gbi_reader *body);
+/* A rank other than 0 waits for another one's offer, which will come. */
+bool gbi_server_half_offered(const gbi_server *server);
 /* The error of an exchange that `rank` (-1: anybody) has taken part in and that
  * others have yet to hear of; NULL when there is none. */
 const gb_error *gbi_server_open_error(const gbi_server *server, int rank);

@@ -84,7 +84,8 @@ static gb_status open_transport(gbi_p2p_link *l, gbi_transport **transport_p,
 
 /* Under lock. Whether setting up makes sense no more. */
 static bool is_over(const gbi_p2p *p) {
-  return p->stopping || p->failed || gbi_control_failed(p->params.control, NULL);
+  return p->stopping || p->failed ||
+         gbi_control_failed(p->params.control, NULL);
 }
 
 static gb_status canceled(gb_error *error) {

@@ -198,8 +198,8 @@ struct gbi_p2p {
 };
 
 void gbi_p2p_lock(gbi_p2p *p2p);
-/* Unlocks, then does what cannot be done under lock: calls `done`s, rings, tells
- * the control plane. Use it wherever ops may have ended. */
+/* Unlocks, then does what cannot be done under lock: calls `done`s, rings,
+ * tells the control plane. Use it wherever ops may have ended. */
 void gbi_p2p_unlock(gbi_p2p *p2p);
 /* One round over everything that can move; how much did. */
 unsigned gbi_p2p_pass(gbi_p2p *p2p);

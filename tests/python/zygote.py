@@ -16,10 +16,9 @@ import select
 import signal
 import sys
 
+import gpubridge  # noqa: F401
 import torch  # noqa: F401 - what this process is for
 import torch.distributed  # noqa: F401
-
-import gpubridge  # noqa: F401
 
 
 def become(order):
