@@ -1,9 +1,9 @@
 /* Bells: how one process wakes another that waits for shared memory.
  *
  * A bell is two words in memory shared by the processes of a host, two bells
- * per process and job. Whoever changes something that process r may wait for rings
- * r's bell: it bumps `rung` and, only if r sleeps, wakes it (futex, or r's
- * eventfd when r sleeps in poll because it has sockets to watch too).
+ * per process and job. Whoever changes something that process r may wait for
+ * rings r's bell: it bumps `rung` and, only if r sleeps, wakes it (futex, or
+ * r's eventfd when r sleeps in poll because it has sockets to watch too).
  *
  * The sleeper's protocol, which pairs with gbi_bell_ring:
  *   seen = gbi_bell_look(w); ...check every condition...; nothing to do:
