@@ -1,10 +1,39 @@
 #include "observe/watch.h"
 
+#include <fcntl.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static _Thread_local bool inside_callback;
+
+/* Which thread runs a call is noted by its number, which costs no system call
+ * after the first; the name is looked up when somebody asks. */
+static _Thread_local int thread_number;
+static void forget_thread(void) { thread_number = 0; }
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, forget_thread);
+}
+
+static int this_thread(void) {
+  if (!thread_number) thread_number = (int)syscall(SYS_gettid);
+  return thread_number;
+}
+
+/* "" when it has ended. */
+static void thread_name(int number, char name[16]) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/task/%d/comm", number);
+  name[0] = 0;
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  ssize_t n = read(fd, name, 15);
+  close(fd);
+  name[n > 0 ? n : 0] = 0;
+  name[strcspn(name, "\n")] = 0;
+}
 
 bool gbi_watch_inside_callback(void) { return inside_callback; }
 
@@ -28,8 +57,7 @@ int gbi_watch_begin(gbi_watch *watch, const gb_record *record) {
     call->record.phases_count = 0;
     call->record.start_ns = gbi_now_ns();
     call->record.end_ns = 0;
-    /* Once per thread would do, but a thread may be renamed by its owner. */
-    prctl(PR_GET_NAME, call->thread);
+    call->thread = this_thread();
   }
   pthread_mutex_unlock(&watch->lock);
   return slot;
@@ -150,7 +178,6 @@ static void show(const gbi_watch_call *call, gb_in_flight *out, uint64_t now) {
   for (int i = 0; i < call->record.phases_count; i++)
     if (call->record.phases[i].end_ns)
       out->phases_done[out->phases_done_count++] = call->record.phases[i].name;
-  memcpy(out->thread, call->thread, sizeof out->thread);
   out->age_ns = now - call->record.start_ns;
   out->group = call->record.group;
 }
@@ -163,6 +190,7 @@ int gbi_watch_in_flight(gbi_watch *watch, gb_in_flight *list, int max) {
     if (!watch->calls[i].used) continue;
     gb_in_flight entry;
     show(&watch->calls[i], &entry, now);
+    thread_name(watch->calls[i].thread, entry.thread);
     int at = count++;
     for (; at > 0 && list[at - 1].seq > entry.seq; at--)
       list[at] = list[at - 1];

@@ -20,7 +20,7 @@ typedef struct gbi_watch_call {
   bool used;
   gb_record record; /* end_ns 0 while it runs */
   int open[GB_PHASES_MAX]; /* per phase: steps of it still to be done */
-  char thread[16];
+  int thread; /* the kernel's number */
 } gbi_watch_call;
 
 typedef struct gbi_watch {
