@@ -48,7 +48,7 @@ _STRIDED = torch.strided
 SUM, AVG, MAX, MIN, PRODUCT, BAND, BOR, BXOR, PREMUL_SUM = range(9)
 # By torch's own number: enum members are slow to hash and to compare.
 _OP_CODES = {
-    int(getattr(ReduceOp, name)): code
+    getattr(ReduceOp, name).value: code
     for code, name in enumerate(
         ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR", "PREMUL_SUM")
     )
@@ -62,11 +62,16 @@ NO_WORK = object()
 _FLATTEN_BYTES = 256 * 1024
 
 
+_SUM_OP = ReduceOp.SUM
+
+
 def op_code(op):
     """gb_redop of an op: an enum member or a ReduceOp instance."""
+    if op is _SUM_OP:
+        return SUM
     try:
-        return _OP_CODES[int(getattr(op, "op", op))]
-    except (KeyError, TypeError, ValueError):
+        return _OP_CODES[getattr(op, "op", op).value]
+    except (AttributeError, KeyError, TypeError):
         raise ValueError(
             f"the reduction {op} is not supported. Supported: SUM, AVG, MAX, MIN, "
             "PRODUCT, BAND, BOR, BXOR and PREMUL_SUM"
@@ -87,7 +92,7 @@ def factor_of(op):
 
 
 def _refuse(tensor, what):
-    """The reason why a tensor cannot be sent, as an exception; None if it can."""
+    """The reason why a tensor cannot be sent, as an exception."""
     if not isinstance(tensor, torch.Tensor):
         return TypeError(f"the {what} must be a torch.Tensor, not {type(tensor).__name__}")
     if tensor.layout != _STRIDED:
@@ -101,34 +106,39 @@ def _refuse(tensor, what):
         )
     if not tensor.is_contiguous():
         return ValueError(f"the {what} is not contiguous: pass tensor.contiguous()")
-    if tensor.is_conj() or tensor.is_neg():
-        return ValueError(
-            f"the {what} is a lazy conjugate or negative: its memory holds other "
-            "numbers. Pass tensor.resolve_conj().resolve_neg()"
-        )
-    return None
+    return ValueError(
+        f"the {what} is a lazy conjugate or negative: its memory holds other "
+        "numbers. Pass tensor.resolve_conj().resolve_neg()"
+    )
 
 
 def check_tensor(tensor, what="tensor"):
     """TypeError or ValueError for a tensor that no rank could send."""
-    # One expression for the usual case: this is on every call's path.
-    if (
-        isinstance(tensor, torch.Tensor)
-        and tensor.is_cpu
-        and tensor.layout is _STRIDED
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and not tensor.is_conj()
-    ):
-        return
-    raise _refuse(tensor, what)
+    if not _is_plain(tensor):
+        raise _refuse(tensor, what)
+
+
+def _is_plain(tensor):
+    """Whether it can be sent as it lies in memory. On every call's path: what is
+    no tensor or not strided ends in an exception, and only complex tensors can
+    be lazily conjugated."""
+    try:
+        return (
+            tensor.is_cpu
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and not (tensor.is_complex() and tensor.is_conj())
+            and tensor.layout is _STRIDED
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        return False
 
 
 def _reducible(tensor, what="tensor"):
     """dtype code of a tensor to be reduced; raises what no rank could."""
-    check_tensor(tensor, what)
-    code = DTYPE_CODES.get(tensor.dtype)
+    code = DTYPE_CODES.get(tensor.dtype) if _is_plain(tensor) else None
     if code is None:
+        check_tensor(tensor, what)
         names = ", ".join(str(d).removeprefix("torch.") for d in SUPPORTED_DTYPES)
         raise ValueError(
             f"the {what}'s dtype {tensor.dtype} is not supported. Supported: {names}"
@@ -191,7 +201,8 @@ def _before(group, is_async):
 def all_reduce(group, tensor, op, is_async, value, then=None):
     code = _reducible(tensor)
     redop = op_code(op)
-    _before(group, is_async)
+    if is_async and group.worker is None:
+        group.need_worker()
     if redop == PREMUL_SUM:
         core = group.core.all_reduce_scaled(
             tensor.data_ptr(), tensor.numel(), code, factor_of(op), is_async

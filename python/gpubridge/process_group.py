@@ -39,6 +39,11 @@ def _one(tensors, what="tensor"):
     return tensors[0]
 
 
+# What a sync call of one tensor gives: torch waits for it and drops it. Making a
+# Work costs more than the rest of a small call.
+_DONE = Work(None, [])
+
+
 class GpubridgeProcessGroup(dist.ProcessGroup):
     """A group of torch.distributed over gpubridge."""
 
@@ -156,12 +161,16 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors, opts=None):
         if len(tensors) != 1:
             return self.allreduce_coalesced(tensors, opts)
-        if tensors[0].is_sparse:  # sparse gradients of embeddings under DDP
-            calls.all_reduce_sparse(self._group, tensors[0], _op(opts))
+        tensor = tensors[0]
+        if tensor.is_sparse:  # sparse gradients of embeddings under DDP
+            calls.all_reduce_sparse(self._group, tensor, _op(opts))
             return Work(None, tensors)
+        if self._coalesced is None and not _is_async(opts):
+            calls.all_reduce(self._group, tensor, _op(opts), False, calls.NO_WORK)
+            return _DONE
         return self._note(
             calls.all_reduce(
-                self._group, tensors[0], _op(opts), self._async(opts), tensors
+                self._group, tensor, _op(opts), self._async(opts), tensors
             )
         )
 
