@@ -10,10 +10,9 @@ import os
 import socket
 import time
 
+import gpubridge
 import torch
 import torch.distributed as dist
-
-import gpubridge
 
 BATCH, BATCHES = 100, 1000
 

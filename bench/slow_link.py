@@ -29,9 +29,8 @@ def work():
     """What each rank runs."""
     import time
 
-    import torch
-
     import gpubridge
+    import torch
 
     topology = gpubridge.init()
     a, b = torch.ones(COUNT), torch.ones(COUNT)

@@ -12,14 +12,13 @@ import os
 import sys
 import time
 
+import gpubridge  # noqa: F401 - registers the backend
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-
-import gpubridge  # noqa: F401 - registers the backend
 
 STEPS = 5
 WIDTH, HEADS, LAYERS, TOKENS, BATCH, WORDS = 128, 4, 2, 32, 4, 512

@@ -375,15 +375,13 @@ static bool has_offered(const gbi_server *s, int from, int to) {
   return bits && bits[to / 8] >> to % 8 & 1;
 }
 
-bool gbi_server_half_offered(const gbi_server *s) {
-  for (int a = 1; a < s->params.world; a++) {
-    if (!s->members[a].offered_to || !s->members[a].conn) continue;
-    for (int b = 1; b < s->params.world; b++)
-      if (has_offered(s, a, b) && !has_offered(s, b, a) &&
-          s->members[b].conn && !s->members[b].left && !s->members[a].left)
-        return true;
+bool gbi_server_may_offer(const gbi_server *s) {
+  bool used = false, others = false;
+  for (int r = 0; r < s->params.world; r++) {
+    used |= s->members[r].offered_to != NULL;
+    others |= r > 0 && s->members[r].conn && !s->members[r].left;
   }
-  return false;
+  return used && others;
 }
 
 static void tell_left(gbi_server *s, int to, int who) {

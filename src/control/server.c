@@ -21,7 +21,7 @@ enum { STRANGERS_MAX = 64, BACKLOG = 4096 };
 #define HOLD_NS (500 * GBI_NS_PER_MS)
 #define SHORT_NS (2 * GBI_NS_PER_S) /* strangers may have left by then */
 #define DRAIN_NS (1 * GBI_NS_PER_S)
-#define LEAVE_NS (1 * GBI_NS_PER_S)
+#define LEAVE_NS (3 * GBI_NS_PER_S)
 
 /* A rank may send one blob and a list of members, or a record. */
 static size_t frame_max(const gbi_server *s) {
@@ -428,11 +428,12 @@ static void rank0_leaves(gbi_server *s) {
   gbi_writer_fini(&w);
 }
 
-/* Rank 0 said goodbye. Ranks that are about to answer an offer may still do so,
- * or the two would never meet. */
+/* Rank 0 said goodbye. In a job that sends messages it stays for a while, because
+ * links are made through it: the first stage of a pipeline is done before the
+ * others have met. */
 static void try_to_leave(gbi_server *s) {
   if (!s->members[0].left || s->leaving) return;
-  if (!s->failed && gbi_server_half_offered(s) &&
+  if (!s->failed && gbi_server_may_offer(s) &&
       gbi_now_ns() < s->leave_by_ns)
     return;
   rank0_leaves(s);

@@ -129,8 +129,9 @@ bool gbi_server_stalled(gbi_server *server, int rank, gbi_reader *body);
 bool gbi_server_state(gbi_server *server, int rank, gbi_reader *body);
 void gbi_server_member_left(gbi_server *server, int rank);
 bool gbi_server_offer(gbi_server *server, int rank, gbi_reader *body);
-/* A rank other than 0 waits for another one's offer, which will come. */
-bool gbi_server_half_offered(const gbi_server *server);
+/* Ranks of this job send messages, and some are still in it: they may need new
+ * links, which are made through rank 0. */
+bool gbi_server_may_offer(const gbi_server *server);
 /* The error of an exchange that `rank` (-1: anybody) has taken part in and that
  * others have yet to hear of; NULL when there is none. */
 const gb_error *gbi_server_open_error(const gbi_server *server, int rank);

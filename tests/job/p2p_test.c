@@ -270,6 +270,22 @@ BOTH(any_source, 4, "nnaa", .timeout_ms = 60000) {
   must_close(job);
 }
 
+/* A pipeline whose first stage, rank 0, is done long before the last two have
+ * met: links are made through it, so it stays for them. */
+BOTH(chain_whose_first_rank_leaves, 4, "nnaa") {
+  gb_job *job = must_open(20 * SECONDS, NULL);
+  float value = 1;
+  gb_buffer b = floats(&value, 1);
+  int me = gb_rank();
+  if (me > 0)
+    MUST(gb_recv(world_of(job), &b, me - 1, 3, NULL, NULL, error));
+  GB_CHECK(value == (float)(me + 1) || me == 0);
+  if (me > 0) nap_ms(300);
+  value = (float)(me + 2);
+  if (me < 3) MUST(gb_send(world_of(job), &b, me + 1, 3, NULL, error));
+  must_close(job);
+}
+
 BOTH(ring_of_three, 3, "nan", .timeout_ms = 60000) {
   enum { COUNT = 30000 };
   static float out[COUNT], in[COUNT];
