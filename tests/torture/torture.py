@@ -40,7 +40,16 @@ SPREAD = (1, 2, 3, 4, 6, 9, 13, 19, 28, 42, 63, 95, 142, 213, 320, 480)
 SPARSE = (1, 3, 6, 12, 24, 48, 96, 192, 384)
 FEW = (2, 7, 20, 60, 180)
 # Completing one of these needs something of every rank.
-FULL = {"all_reduce", "all_gather", "reduce_scatter", "barrier", "async"}
+FULL = {
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "barrier",
+    "async",
+    "all_to_all",
+    "group",
+    "group_reduce",
+}
 HARMLESS = {"again", "short", "delay"}
 
 

@@ -134,9 +134,57 @@ static int reduce_async(size_t count) {
   return failed;
 }
 
+/* Every rank's part r is for rank r. */
+static int exchange(size_t count) {
+  gb_error error;
+  size_t all = count * (size_t)world;
+  float *out = new_data(all, -1), *in = new_data(all, (float)(me + 1));
+  gb_buffer output = {out, all, GB_FLOAT32}, input = {in, all, GB_FLOAT32};
+  gb_status status = gb_all_to_all(gb_job_world(job), &output, NULL, &input,
+                                   NULL, NULL, &error);
+  for (int r = 0; status == GB_OK && r < world; r++)
+    check("all_to_all", out + count * (size_t)r, count, (float)(r + 1));
+  free(out);
+  free(in);
+  return finish("all_to_all", status, &error);
+}
+
+/* Round the ring; both at once, so that nobody waits for his turn. */
+static int ring(size_t count) {
+  gb_error error;
+  int before = (me + world - 1) % world;
+  float *out = new_data(count, (float)(me + 1)), *in = new_data(count, -1);
+  gb_p2p_op ops[2] = {{0, {in, count, GB_FLOAT32}, before, 9},
+                      {1, {out, count, GB_FLOAT32}, (me + 1) % world, 9}};
+  gb_status status = gb_batch(gb_job_world(job), ops, 2, NULL, &error);
+  if (status == GB_OK) check("ring", in, count, (float)(before + 1));
+  free(out);
+  free(in);
+  return finish("ring", status, &error);
+}
+
+/* A group of all, in another order. */
+static int group_reduce(size_t count) {
+  gb_error error;
+  gb_group *group = NULL;
+  int *ranks = malloc(sizeof *ranks * (size_t)world);
+  for (int r = 0; r < world; r++) ranks[r] = world - 1 - r;
+  gb_status status =
+      gb_group_open(job, ranks, world, NULL, &group, &error);
+  free(ranks);
+  if (finish("group", status, &error)) return 1;
+  float *data = new_data(count, (float)(me + 1));
+  gb_buffer buffer = {data, count, GB_FLOAT32};
+  status = gb_all_reduce(group, &buffer, GB_SUM, NULL, &error);
+  if (status == GB_OK) check("group_reduce", data, count, sum());
+  free(data);
+  if (finish("group_reduce", status, &error)) return 1;
+  return finish("group_close", gb_group_close(group, &error), &error);
+}
+
 static int calls(int rounds) {
   for (int i = 0; i < rounds; i++)
-    if (reduce(1) || broadcast(1000, i % world) || reduce_async(500) ||
+    if (reduce(1) || exchange(100) || group_reduce(5000) || ring(BIG / 4) || broadcast(1000, i % world) || reduce_async(500) ||
         gather(300) || scatter(BIG / 8) || reduce(BIG) || barrier() ||
         reduce_async(BIG / 4))
       return 1;
