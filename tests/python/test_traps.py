@@ -16,7 +16,6 @@ torch.set_num_threads(1)
 dist.init_process_group(backend="gpubridge", timeout=timedelta(seconds=60))
 R, N = dist.get_rank(), dist.get_world_size()
 G = dist.group.WORLD
-store = G._store
 CPU = torch.device("cpu")
 
 def refused(kinds, call, *words):
@@ -38,17 +37,17 @@ def test_every_method_returns_a_work(run):
     run(
         COMMON
         + """
-def sync(kind, **fields):
+import torch.distributed.distributed_c10d as c10d
+def sync(kind):
     options = kind()
     options.asyncOp = False
-    for name, value in fields.items(): setattr(options, name, value)
     return options
 def methods():
     x, wide = ones(2), ones(2 * N)
     rows = [ones(2) for _ in range(N)]
     mine = rows if R == 0 else []
-    AR, AG, RS, B = dist.AllreduceOptions, dist.AllgatherOptions, dist.ReduceScatterOptions, dist.BarrierOptions
-    A2A, CO = dist.AllToAllOptions, dist.AllreduceCoalescedOptions
+    AR, RS, B, A2A = dist.AllreduceOptions, dist.ReduceScatterOptions, dist.BarrierOptions, dist.AllToAllOptions
+    AG, CO = c10d.AllgatherOptions, c10d.AllreduceCoalescedOptions
     yield "allreduce", ([x],), AR
     yield "allreduce_coalesced", ([x, ones(3)],), CO
     yield "broadcast", ([x],), dist.BroadcastOptions
@@ -79,7 +78,7 @@ for form in ("sync", "async"):
         assert work.is_completed() and work.is_success() and work.exception() is None, name
         assert isinstance(work.result(), list)
         work.synchronize()
-        assert isinstance(work.get_future(), torch.futures.Future)
+        assert isinstance(work.get_future(), torch._C.Future), name
         work.get_future().wait()
         assert work.get_future() is work.get_future()
         refused(RuntimeError, work.source_rank, "source")
@@ -273,9 +272,9 @@ def gone(call):
     return error
 def leave(key):
     '''Rank 1 dies once the others have their calls under way.'''
-    store.wait([f"{key}/{r}" for r in range(N) if r != 1])
+    G._store.wait([f"{key}/{r}" for r in range(N) if r != 1])
     os._exit(3)
-def under_way(key): store.set(f"{key}/{R}", "")
+def under_way(key): G._store.set(f"{key}/{R}", "")
 """
 )
 
@@ -486,6 +485,7 @@ assert not gpubridge.is_initialized()
 gpubridge.destroy(); gpubridge.destroy()
 for _ in range(2):
     G.shutdown(); G.abort()  # of a group that is gone
+again = mine = groups = None
 for device in (CPU, torch.device("cuda:0"), 0):
     refused((ValueError, RuntimeError), lambda: dist.init_process_group(
         "gpubridge", device_id=device, store=dist.HashStore(), rank=0, world_size=1))
@@ -524,8 +524,10 @@ def test_both_styles_the_other_way(run):
 refused(RuntimeError, gpubridge.init, "already initialized")
 refused((ValueError, RuntimeError), lambda: dist.init_process_group("gpubridge"), "twice")
 x = ones(); gpubridge.all_reduce(x); dist.all_reduce(x); assert x.item() == N * TOTAL
+model = DDP(torch.nn.Linear(2, 2))  # keeps the group
 gpubridge.destroy()
 assert not dist.is_initialized()
+refused(RuntimeError, lambda: G.monitored_barrier(timedelta(seconds=1)), "destroyed")
 gpubridge.init()
 x = ones(); dist.all_reduce(x); assert x.item() == TOTAL
 dist.destroy_process_group()
@@ -746,9 +748,15 @@ with warnings.catch_warnings():
 G.set_timeout(timedelta(seconds=2))
 start = time.monotonic()
 if R != 3:
-    error = refused(Exception, lambda: dist.all_reduce(ones()), "rank 3")
-    assert 1.5 < time.monotonic() - start < 20, error
-else: time.sleep(4)
+    work = dist.all_reduce(ones(), async_op=True)
+    future = work.get_future()
+    refused(RuntimeError, future.wait, "rank 3")
+    refused(RuntimeError, work.wait, "rank 3")
+    assert 1.5 < time.monotonic() - start < 20
+    refused(RuntimeError, lambda: dist.all_reduce(ones()), "rank 3")
+else:
+    while not G._store.check(["bounded/0", "bounded/1", "bounded/2"]): time.sleep(0.05)
+G._store.set(f"bounded/{R}", "")
 """,
         "nnaa",
     )
