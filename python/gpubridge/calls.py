@@ -400,7 +400,9 @@ def _room(tensors):
 
 def _unpack(flat, tensors):
     at = 0
-    with torch.no_grad():
+    # Runs on whoever waits, perhaps outside the inference mode that the tensors
+    # come from: only inside one may such tensors be changed.
+    with torch.inference_mode():
         for tensor in tensors:
             n = tensor.numel()
             tensor.view(-1).copy_(flat[at : at + n])

@@ -145,6 +145,9 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
     def shutdown(self):
         """Leaves the group, or with the job's own group the job, in order.
         Idempotent, bounded in time."""
+        # A model may keep this object. On rank 0 the store is the server: its
+        # port must be free for the process's next job.
+        self._store = None
         if session.is_initialized():
             if self._group is session.current().world:
                 session.close_session()
@@ -388,6 +391,8 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
         """A barrier whose failure names who did not come, and ends nothing: it
         goes over torch's store, because it is meant for groups whose calls hang.
         Rank 0 waits for everybody, the others for rank 0."""
+        if self._store is None:
+            raise RuntimeError("the monitored barrier's group has been destroyed")
         limit = (timeout or self._timeout).total_seconds()
         prefix = f"gpubridge/monitored/{self._monitored}"
         self._monitored += 1

@@ -9,6 +9,7 @@ import atexit
 import json
 import logging
 import os
+import sys
 import time
 import warnings
 from datetime import timedelta
@@ -391,3 +392,6 @@ def _at_exit():
             close_session()
         except Exception as error:  # noqa: BLE001 - the process is ending
             log.warning("could not leave the job at exit: %s", error)
+    work = sys.modules.get(f"{__package__}.work")
+    if work is not None:  # without torch nobody has a future
+        work.end_futures()

@@ -1,5 +1,6 @@
 """The handle of a collective: what torch and users wait for."""
 
+import os
 import threading
 import time
 from datetime import timedelta
@@ -43,7 +44,11 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         with self._then_lock:
             then, self._then = self._then, None
             if then is not None:
-                then()
+                try:
+                    then()
+                except Exception as error:
+                    self._error = error
+                    raise RuntimeError(str(error)) from error
 
     def wait(self, timeout=None):
         """Blocks until it is done; returns True.
@@ -70,7 +75,10 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         if self._core is not None and not self._core.test():
             return False
         if self.exception() is None:
-            self._finish()  # who polls may read the result without a wait
+            try:
+                self._finish()  # who polls may read the result without a wait
+            except RuntimeError:
+                pass  # exception() has it
         return True
 
     def is_success(self):
@@ -118,14 +126,15 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         exception as a value, which crashes DDP's reducer.
         """
         with _futures_lock:
-            if self._future is None:
-                done = torch.futures.Future()
-                self._future = done.then(self._outcome)
-                if self._is_done():
-                    done.set_result(None)
-                else:
-                    _completer.add(self, done)
-            return self._future
+            if self._future is not None:
+                return self._future
+            done = torch.futures.Future()
+            self._future = done.then(self._outcome)
+        if self._is_done():
+            done.set_result(None)
+        else:
+            _completer.add(self, done)
+        return self._future
 
     def _outcome(self, _):
         if self._error is not None:
@@ -180,37 +189,72 @@ class Batch(Work):
 
 class _Completer:
     """Completes futures: one Python thread, started when the first future of an
-    unfinished call is asked for. It waits inside C, without the GIL."""
+    unfinished call is asked for. It waits inside C, without the GIL.
+
+    It must not outlive the interpreter: torch runs callbacks of futures in C++,
+    and a thread that asks for the GIL of an interpreter which is going is ended
+    in the middle of that, which aborts the process. So :meth:`stop` joins it at
+    exit, when every call is over; from then on futures complete on the caller.
+    """
 
     def __init__(self):
         self._lock = threading.Condition()
         self._queue = []
         self._thread = None
+        self._stopped = False
 
     def add(self, work, future):
         with self._lock:
-            self._queue.append((work, future))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="gpubridge-future", daemon=True
-                )
-                self._thread.start()
+            if not self._stopped:
+                self._queue.append((work, future))
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="gpubridge-future", daemon=True
+                    )
+                    self._thread.start()
+                self._lock.notify()
+                return
+        _complete(work, future)
+
+    def stop(self):
+        """At exit, after the job. Bounded: a callback may be stuck in user code."""
+        with self._lock:
+            self._stopped = True
+            thread = self._thread
             self._lock.notify()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=10)
 
     def _run(self):
         while True:
             with self._lock:
                 while not self._queue:
-                    if not self._lock.wait(timeout=10):
+                    if self._stopped or not self._lock.wait(timeout=10):
                         self._thread = None
                         return
                 work, future = self._queue.pop(0)
-            try:
-                work.wait()
-            except Exception:  # noqa: BLE001 - _outcome raises it again
-                pass
-            future.set_result(None)
+            _complete(work, future)
             del work, future
 
 
-_completer = _Completer()
+def _complete(work, future):
+    try:
+        work.wait()
+    except Exception:  # noqa: BLE001 - _outcome raises it again
+        pass
+    future.set_result(None)
+
+
+def _new_completer():
+    global _completer
+    _completer = _Completer()
+
+
+def end_futures():
+    """What the exit handler calls once the job is closed."""
+    _completer.stop()
+
+
+_new_completer()
+# A child has neither the thread nor, perhaps, a free lock.
+os.register_at_fork(after_in_child=_new_completer)

@@ -123,19 +123,29 @@ def test_ddp_equals_gloo_bit_for_bit(run, vendors, tmp_path):
 
 
 def test_weighted_loss(run):
-    """S049: batches of 3 and 1; the loss scaled by n_local * 2 / 4."""
+    """S049: batches of 3 and 1; the loss scaled by n_local * 2 / 4, with and
+    without the hook. uneven_comm_hook does it by itself, for both kinds of loss."""
     run(
         COMMON
         + """
 dist.init_process_group(backend="gpubridge")
 batch = torch.tensor([[1.0], [2.0], [3.0]] if dist.get_rank() == 0 else [[7.0]])
-for scale, want in ((True, 3.25), (False, 4.5)):
+def gradient(hook, loss_of):
     layer = torch.nn.Linear(1, 1, bias=False)
     model = DDP(layer)
-    loss = model(batch).mean()
-    if scale: loss = loss * len(batch) * 2 / 4
-    loss.backward()
-    assert layer.weight.grad.item() == want
+    if hook: model.register_comm_hook(*hook)
+    loss_of(model(batch)).backward()
+    return layer.weight.grad.item()
+plain = (None, gpubridge.ddp_comm_hook)
+for hook in (None, plain):
+    assert gradient(hook, lambda y: y.mean() * len(batch) * 2 / 4) == 3.25
+    assert gradient(hook, lambda y: y.mean()) == 4.5
+shares = gpubridge.Shares.from_rates([3, 1], 4)
+for loss in ("sum", "mean"):
+    state = gpubridge.UnevenState(shares, loss=loss)
+    state.begin()
+    hook = (state, gpubridge.uneven_comm_hook)
+    assert gradient(hook, lambda y: getattr(y, loss)()) == 3.25
 dist.destroy_process_group()
 """,
         "na",
