@@ -393,7 +393,7 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
         Rank 0 waits for everybody, the others for rank 0."""
         if self._store is None:
             raise RuntimeError("the monitored barrier's group has been destroyed")
-        limit = (timeout or self._timeout).total_seconds()
+        limit = (self._timeout if timeout is None else timeout).total_seconds()
         prefix = f"gpubridge/monitored/{self._monitored}"
         self._monitored += 1
         if self.rank():
@@ -410,6 +410,8 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
         return True
 
     def _monitor(self, prefix, limit, wait_all_ranks):
+        if limit <= 0:
+            raise RuntimeError("[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms")
         end = time.monotonic() + limit
         missing = []
         for rank in range(1, self.size()):
@@ -440,7 +442,8 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
         problem = self._store.get(f"{prefix}/go").decode()
         if problem:
             raise RuntimeError(
-                f"[Rank {self.rank()}]: the monitored barrier failed on rank 0: {problem}"
+                f"Rank {self.rank()} successfully reached monitoredBarrier, but received "
+                f"errors while waiting for send/recv from rank 0: {problem}"
             )
 
 
