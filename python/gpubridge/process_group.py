@@ -62,6 +62,9 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
 
     # ---- who and what ----
 
+    def __repr__(self):  # torch's own errors show it
+        return f"<gpubridge group of ranks {list(self._group.ranks)}>"
+
     def rank(self):
         return self._group.rank
 
@@ -441,6 +444,6 @@ def create_process_group(opts, pg_options=None):
     timeout = opts.timeout if isinstance(opts.timeout, timedelta) else None
     ranks = list(opts.global_ranks_in_group)
     group = session.group_for_torch(
-        opts.store, ranks, opts.group_rank, opts.group_size, opts.group_id, timeout
+        opts.store, ranks, opts.group_rank, opts.group_size, timeout
     )
     return GpubridgeProcessGroup(group, opts.store, timeout)
