@@ -42,6 +42,8 @@ _NAMES = {
     "batch_isend_irecv": "collectives",
     "ReduceOp": "collectives",
     "ddp_comm_hook": "ddp",
+    "hsdp_mesh": "mesh",
+    "explain_mesh": "mesh",
     "Work": "work",
     "probe": "probing",
     "Probe": "probing",
