@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import calls, session
+from .eager import eager
 from .work import Batch, Work
 
 _CPU = torch.device("cpu")
@@ -39,6 +40,7 @@ def _one(tensors, what="tensor"):
     return tensors[0]
 
 
+@eager
 class GpubridgeProcessGroup(dist.ProcessGroup):
     """A group of torch.distributed over gpubridge."""
 
