@@ -60,7 +60,7 @@ class Transformer(nn.Module):
     def forward(self, x):
         x = self.letters(x) + self.places
         for block in self.blocks: x = block(x, self.mask, is_causal=True)
-        return self.head(x)
+        return self.head(x.flatten(0, 1))
 
 def sharded(mesh=None):
     model = Transformer().double()
@@ -75,7 +75,7 @@ def losses_of(model):
         rows = torch.stack([text[i : i + LENGTH + 1] for i in at.tolist()])
         optimizer.zero_grad()
         guess = model(rows[:, :-1])
-        loss = nn.functional.cross_entropy(guess.flatten(0, 1), rows[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(guess, rows[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         loss = loss.detach()
