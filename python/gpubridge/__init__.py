@@ -48,6 +48,8 @@ _NAMES = {
     "UnevenSampler": "uneven",
     "UnevenState": "uneven",
     "uneven_comm_hook": "uneven",
+    "hsdp_mesh": "mesh",
+    "explain_mesh": "mesh",
     "Work": "work",
     "probe": "probing",
     "Probe": "probing",

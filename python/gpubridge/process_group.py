@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import calls, session
+from .eager import eager
 from .work import Batch, Work
 
 _CPU = torch.device("cpu")
@@ -44,6 +45,7 @@ def _one(tensors, what="tensor"):
 _DONE = Work(None, [])
 
 
+@eager
 class GpubridgeProcessGroup(dist.ProcessGroup):
     """A group of torch.distributed over gpubridge."""
 
@@ -66,6 +68,9 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
         self._monitored = 0  # monitored barriers so far
 
     # ---- who and what ----
+
+    def __repr__(self):  # torch's own errors show it
+        return f"<gpubridge group of ranks {list(self._group.ranks)}>"
 
     def rank(self):
         return self._group.rank
@@ -461,6 +466,6 @@ def create_process_group(opts, pg_options=None):
     timeout = opts.timeout if isinstance(opts.timeout, timedelta) else None
     ranks = list(opts.global_ranks_in_group)
     group = session.group_for_torch(
-        opts.store, ranks, opts.group_rank, opts.group_size, opts.group_id, timeout
+        opts.store, ranks, opts.group_rank, opts.group_size, timeout
     )
     return GpubridgeProcessGroup(group, opts.store, timeout)

@@ -43,14 +43,18 @@ class Session:
         self.job_ranks = None
         self.own_store = None  # rank 0's, see _own_store
 
-    def open_group(self, ranks, name, timeout):
+    def open_group(self, ranks, timeout):
         """A :class:`Group` of the job's `ranks`; every member calls it.
 
-        `name` is equal on all members; `timeout` a timedelta or None. Blocks
-        until all are there. RuntimeError, one text for all members.
+        `timeout` is a timedelta or None. Blocks until all are there. Groups of
+        the same ranks are told apart by the order in which they are opened.
+        RuntimeError, one text for all members.
         """
+        # Not by torch's names: those count the groups that this process knows
+        # of, and members that were in other groups before count differently
+        # (new_group by members only, or with use_local_synchronization).
         milliseconds = int(timeout.total_seconds() * 1000) if timeout else 0
-        core = self.job.open_group(ranks, name, max(milliseconds, 0), None)
+        core = self.job.open_group(ranks, None, max(milliseconds, 0), None)
         group = Group(core)
         self.groups.append(group)
         return group
@@ -153,7 +157,7 @@ def _join(init_method, rank, world_size, timeout, bridge, policy, store, facts=(
     return _session
 
 
-def group_for_torch(store, ranks, rank, size, name, timeout):
+def group_for_torch(store, ranks, rank, size, timeout):
     """The :class:`Group` of a new group of torch. `ranks`: members by their rank
     in torch's default group, empty for that one.
 
@@ -178,7 +182,7 @@ def group_for_torch(store, ranks, rank, size, name, timeout):
                 "backend one of all ranks that will use it"
             )
         ranks = [session.job_ranks[r] for r in ranks]
-    return session.open_group(ranks, name, timeout)
+    return session.open_group(ranks, timeout)
 
 
 def close_session():

@@ -8,6 +8,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .eager import eager
+
 
 def _milliseconds(timeout):
     """0 (no limit of its own) for None and for torch's zero timedelta."""
@@ -21,6 +23,7 @@ def _milliseconds(timeout):
 _futures_lock = threading.Lock()
 
 
+@eager
 class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
     """One call. ``core`` is the library's handle, None when it was done before
     this object was made; ``value`` is what the future holds; ``source`` the
@@ -142,6 +145,7 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         return self._value
 
 
+@eager
 class Batch(Work):
     """Several works as one: done when all are; fails with the first failure in
     their order."""
