@@ -578,3 +578,19 @@ GB_TEST(life, another_protocol_version, .ranks = 2, .vendors = "na") {
   GB_CHECK_TEXT(error.text, "version");
 }
 #endif
+
+/* S047: rank 3 has one step less, and closes; nobody waits for the timeout. */
+GB_TEST(life, one_ends_a_step_early, .ranks = 4, .vendors = "nnaa") {
+  gb_job *job = must_open(300000, NULL);
+  must_sum(job, 4);
+  if (gb_rank() < 3) {
+    float value = 1;
+    gb_error error;
+    double start = test_now();
+    GB_CHECK_INT(sum_once(job, &value, &error), GB_ERR_PEER);
+    GB_CHECK(test_now() - start < 20);
+    GB_CHECK_TEXT(error.text, "rank 3");
+    GB_CHECK_TEXT(error.text, "left the job after 4 calls");
+  }
+  must_close(job);
+}
