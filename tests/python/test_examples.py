@@ -13,10 +13,12 @@ from conftest import ROOT, TOOL, free_port
 # One after the other in the same processes: importing torch takes longer than
 # any of them, and a process may open one job after another.
 DRIVER = """
-import runpy, sys
-for name in ("ddp", "fsdp", "pipeline", "moe"):
+import os, runpy, sys
+for name, port in zip(("ddp", "fsdp", "pipeline", "moe"), PORTS):
     sys.argv = [name]
+    # torch's store of the job before may still be there on the same port.
     if TORCHRUN: sys.argv.append("--simulate")
+    else: os.environ["MASTER_PORT"] = str(port)
     if name == "fsdp": sys.argv += ["--verify"] if TORCHRUN else ["--verify", "--hsdp"]
     runpy.run_path(f"{FOLDER}/{name}.py", run_name="__main__")
 """
@@ -59,7 +61,10 @@ def test_examples(launcher, tmp_path):
     torchrun = launcher == "torchrun"
     script = tmp_path / "all.py"
     folder = ROOT / "examples"
-    script.write_text(f"TORCHRUN, FOLDER = {torchrun}, {str(folder)!r}\n{DRIVER}")
+    ports = [free_port() for _ in WORDS]
+    script.write_text(
+        f"TORCHRUN, FOLDER, PORTS = {torchrun}, {str(folder)!r}, {ports}\n{DRIVER}"
+    )
     run = [TOOL, "run", "--no-prefix", "--islands", "nvidia:2,amd:2", "--"]
     if torchrun:
         run = ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
