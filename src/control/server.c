@@ -428,9 +428,9 @@ static void rank0_leaves(gbi_server *s) {
   gbi_writer_fini(&w);
 }
 
-/* Rank 0 said goodbye. In a job that sends messages it stays for a while, because
- * links are made through it: the first stage of a pipeline is done before the
- * others have met. */
+/* Rank 0 said goodbye. In a job that sends messages it stays for a while,
+ * because links are made through it: the first stage of a pipeline is done
+ * before the others have met. */
 static void try_to_leave(gbi_server *s) {
   if (!s->members[0].left || s->leaving) return;
   if (!s->failed && gbi_server_may_offer(s) &&

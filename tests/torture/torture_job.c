@@ -184,7 +184,8 @@ static int group_reduce(size_t count) {
 
 static int calls(int rounds) {
   for (int i = 0; i < rounds; i++)
-    if (reduce(1) || exchange(100) || group_reduce(5000) || ring(BIG / 4) || broadcast(1000, i % world) || reduce_async(500) ||
+    if (reduce(1) || exchange(100) || group_reduce(5000) || ring(BIG / 4) ||
+        broadcast(1000, i % world) || reduce_async(500) ||
         gather(300) || scatter(BIG / 8) || reduce(BIG) || barrier() ||
         reduce_async(BIG / 4))
       return 1;
