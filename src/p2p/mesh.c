@@ -13,6 +13,8 @@ typedef struct gbi_mesh {
   int *members; /* global ranks */
   /* The engine's thread only. */
   const void *leader; /* the step whose progress drives for all */
+  int flying;         /* steps started and not yet seen to be done */
+  bool drives;        /* took the driver's place; it may have lost it since */
   uint32_t seen;      /* of the bell, before the last round */
   bool armed;
 } gbi_mesh;
@@ -53,6 +55,7 @@ static void start(gbi_comm *comm, const gbi_comm_step *step, void *state) {
   s->op.dtype = step->dtype;
   gb_status status = gbi_p2p_start(m->p2p, &s->call, NULL);
   if (status != GB_OK) atomic_store(&s->call.status, status);
+  m->flying++;
   comm->moved++;
 }
 
@@ -85,14 +88,24 @@ static void release(gbi_mesh *m) {
 static void round_of(gbi_mesh *m) {
   gbi_p2p *p = m->p2p;
   gbi_p2p_lock(p);
-  if (may_drive(m)) {
+  m->drives = may_drive(m);
+  if (m->drives) {
     m->seen = gbi_bell_look(p->waiter);
     unsigned did = gbi_p2p_pass(p);
     m->base.moved += did;
     if (!did) gbi_p2p_look_around(p);
-    if (!p->mesh_calls) release(m);
   }
   gbi_p2p_unlock(p);
+}
+
+/* The last step in flight is done: another mesh, or whoever waits, drives from
+ * here on. The step may have ended on another thread (a link that came up sends
+ * what was queued), so this does not depend on a round of ours. */
+static void let_go(gbi_mesh *m) {
+  gbi_p2p_lock(m->p2p);
+  release(m);
+  gbi_p2p_unlock(m->p2p);
+  m->drives = false;
 }
 
 static void disarm(gbi_mesh *m) {
@@ -112,6 +125,7 @@ static gb_status progress(gbi_comm *comm, void *state, gb_error *error) {
   }
   if (status == GB_ERR_BUSY) return GB_ERR_BUSY;
   if (m->leader == state) m->leader = NULL;
+  if (--m->flying == 0 && m->drives) let_go(m);
   comm->moved++;
   return status == GB_OK ? GB_OK : fail(m, (gb_status)status, error);
 }

@@ -384,6 +384,18 @@ def refused(kind, words, call, *args, **kwargs):
     except kind as error: assert all(w in str(error) for w in words), error
     else: raise SystemExit(f"{call} was not refused")
 
+# A ring of pairs, whose roots run ahead: messages of two groups are under way at
+# once while the links come up.
+for pair in (ring := {p: dist.new_group(p) for p in ((0, 2), (1, 3), (0, 1), (2, 3))}):
+    assert (ring[pair] is dist.GroupMember.NON_GROUP_MEMBER) == (RANK not in pair)
+for step in range(10):
+    for pair, group in ring.items():
+        if RANK not in pair: continue
+        x, root = torch.empty(100), pair[0]
+        parts = [torch.full((100,), 1.0 * step + r) for r in pair]
+        dist.scatter(x, parts if RANK == root else None, src=root, group=group)
+        assert (x == step + RANK).all()
+
 # S091: every rank calls new_group.
 pair = dist.new_group([0, 1])
 if RANK < 2:
@@ -435,7 +447,7 @@ if RANK != 1:
     dist.destroy_process_group(first)
     assert total(second) == 8
 
-# Groups inside groups, and objects, files of ranks in a group's own order.
+# Groups inside groups, and objects by a rank's place in the group.
 half, _ = dist.new_subgroups(2)
 assert total(half) == (3 if RANK < 2 else 7)
 cross, _ = dist.new_subgroups_by_enumeration([[3, 0], [2, 1]])
