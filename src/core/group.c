@@ -4,11 +4,11 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "core/work.h"
+#include "os/yield.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,16 +18,7 @@
 #include <unistd.h>
 
 enum {
-  YIELDS = 20,         /* measured: research 1.6, yield then sleep */
-  /* Yields that take longer go to others of this core; a sleeper is woken on
-   * an idle one. */
-  YIELDS_NS = 100000,
-  /* A yield that took this long went to a program that computes, which gets a
-   * whole time slice each time; a sleeper that is woken goes first, but waking
-   * costs. So as many waits go without yields as that time is worth. */
-  CROWDED_NS = 1000000,
-  WAKE_NS = 20000,
-  SLICE_MS = 100,      /* hooks and deadlines are looked at this often */
+  SLICE_MS = 100, /* hooks and deadlines are looked at this often */
   FIRST_QUESTION_MS = 500,
   BARRIER_BYTES = 64
 };
@@ -59,7 +50,7 @@ struct gb_group {
   uint64_t next_seq;
   plan_entry plans[GBI_PLANS_CACHED];
   uint64_t plan_clock;
-  uint64_t waits_without_yields; /* to come: others compute on this core */
+  gbi_crowd crowd;
   uint8_t barrier_byte[BARRIER_BYTES];
 
   pthread_mutex_t state_lock;
@@ -464,26 +455,9 @@ static gb_status refill(driver *d, gb_error *error) {
   return GB_OK;
 }
 
-/* Lets others run for a moment. False: it is time to sleep. */
-static bool yield_core(gb_group *g, int *yields, uint64_t *end_ns) {
-  if (g->waits_without_yields) {
-    g->waits_without_yields--;
-    return false;
-  }
-  uint64_t now = gbi_now_ns();
-  if (!*yields) *end_ns = now + YIELDS_NS;
-  if (*yields >= YIELDS || now >= *end_ns) return false;
-  ++*yields;
-  sched_yield();
-  uint64_t took = gbi_now_ns() - now;
-  if (took > CROWDED_NS) g->waits_without_yields = took / WAKE_NS;
-  return true;
-}
-
 static gb_status drive(driver *d, gb_error *error) {
   gb_group *g = d->g;
-  int yields = 0;
-  uint64_t yields_end_ns = 0;
+  gbi_yields yields = {0};
   for (;;) {
     if (d->from_queue) GBI_TRY(refill(d, error));
     if (!gbi_engine_active(g->p.engine)) return GB_OK;
@@ -493,12 +467,12 @@ static gb_status drive(driver *d, gb_error *error) {
     gbi_task *task;
     while ((task = gbi_engine_finished(g->p.engine))) end_work(g, task);
     if (moved) {
-      yields = 0;
+      yields.count = 0;
       d->idle_ns = 0;
       continue;
     }
     if (gbi_control_failed(g->p.control, error)) return error->status;
-    if (yield_core(g, &yields, &yields_end_ns)) continue;
+    if (gbi_yield_core(&g->crowd, &yields)) continue;
     GBI_TRY(look_around(d, error));
     gbi_engine_sleep(g->p.engine, seen, SLICE_MS);
   }

@@ -18,10 +18,6 @@
 #include <unistd.h>
 
 enum {
-  YIELDS = 20, /* as core/group.c, which has the reasons */
-  YIELDS_NS = 100000,
-  CROWDED_NS = 1000000,
-  WAKE_NS = 20000,
   SLICE_MS = 100, /* hooks and deadlines are looked at this often */
   CLOSE_MS = 1000,
   ASK_ALL_MAX = 2 /* network links that are tried without asking epoll */
@@ -199,27 +195,6 @@ void gbi_p2p_look_around(gbi_p2p *p) {
   }
 }
 
-/* Lets others run for a moment. False: it is time to sleep. */
-static bool yield_core(gbi_p2p *p, int *yields, uint64_t *end_ns) {
-  uint64_t without =
-      atomic_load_explicit(&p->waits_without_yields, memory_order_relaxed);
-  if (without) {
-    atomic_store_explicit(&p->waits_without_yields, without - 1,
-                          memory_order_relaxed);
-    return false;
-  }
-  uint64_t now = gbi_now_ns();
-  if (!*yields) *end_ns = now + YIELDS_NS;
-  if (*yields >= YIELDS || now >= *end_ns) return false;
-  ++*yields;
-  sched_yield();
-  uint64_t took = gbi_now_ns() - now;
-  if (took > CROWDED_NS)
-    atomic_store_explicit(&p->waits_without_yields, took / WAKE_NS,
-                          memory_order_relaxed);
-  return true;
-}
-
 static void sleep_for_work(gbi_p2p *p, uint32_t seen, bool network) {
   struct pollfd fd = {p->epoll_fd, POLLIN, 0};
   gbi_waiter_sleep(p->waiter, seen, network ? &fd : NULL, network, SLICE_MS);
@@ -273,8 +248,7 @@ static bool drives_on(const gbi_p2p *p, const gbi_p2p_call *call,
  * call is left) or another thread took the role. */
 static void drive(gbi_p2p *p, gbi_p2p_call *call, gbi_p2p_role role,
                   hook *h) {
-  int yields = 0;
-  uint64_t yields_end_ns = 0;
+  gbi_yields yields = {0};
   while (drives_on(p, call, role)) {
     uint32_t seen = gbi_bell_look(p->waiter);
     unsigned did = gbi_p2p_pass(p);
@@ -283,9 +257,9 @@ static void drive(gbi_p2p *p, gbi_p2p_call *call, gbi_p2p_role role,
     bool network = p->network_count > 0;
     gbi_p2p_unlock(p);
     if (did) {
-      yields = 0;
+      yields.count = 0;
       let_others_in(p);
-    } else if (go_on && !yield_core(p, &yields, &yields_end_ns)) {
+    } else if (go_on && !gbi_yield_core(&p->crowd, &yields)) {
       if (wants_to_stop(h)) {
         gbi_p2p_lock(p);
         interrupt(p, call);

@@ -3,6 +3,7 @@
 #ifndef GBI_P2P_STATE_H
 #define GBI_P2P_STATE_H
 
+#include "os/yield.h"
 #include "p2p/p2p.h"
 
 #include <pthread.h>
@@ -183,7 +184,7 @@ struct gbi_p2p {
   int sleepers;  /* waiters that wait for `changed` */
   int mesh_calls;
   bool ring_meshes; /* a mesh's call ended that its own thread did not end */
-  _Atomic uint64_t waits_without_yields; /* to come: this core is crowded */
+  gbi_crowd crowd;
   uint64_t next_look_ns;
 
   bool closing, stopping; /* no new calls; threads end */
