@@ -1,5 +1,7 @@
 #include "core/job.h"
 
+#include <gpubridge/group.h>
+
 #include <string.h>
 
 gb_status gb_job_open(const gb_job_params *params, gb_job **job_p,
@@ -19,9 +21,7 @@ gb_group *gb_job_world(gb_job *job) { return job ? job->group : NULL; }
 
 gb_status gb_job_serve(gb_job *job, gb_error *error) {
   if (!job) return gbi_fail(error, GB_ERR_ARGUMENT, "the job is NULL");
-  if (job->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
-  gbi_group_serve(job->group);
-  return GB_OK;
+  return gb_group_serve(job->group, error);
 }
 
 /* Copies as much of `from` as the caller's struct has room for. */
