@@ -5,6 +5,7 @@
  * compared. Every layout runs the common types and reductions; a few run all of
  * them. */
 #include "job/job.h"
+#include "job/layouts.h"
 #include "job/values.h"
 
 /* What a rank gives to a reduction: 1 or 2 to a product, often 0 as a bool. */
@@ -139,15 +140,8 @@ static void all_types(const char *policy, const char *bridge) {
     all_shapes("flat", NULL);                                                  \
   }
 
-LAYOUT(two_and_two, 4, "nnaa")
-LAYOUT(interleaved, 4, "nana")
+EACH_LAYOUT(LAYOUT)
 LAYOUT(reversed, 4, "aann")
-LAYOUT(three_and_one, 4, "nnna")
-LAYOUT(one_and_three, 4, "naaa")
-LAYOUT(one_and_one, 2, "na")
-LAYOUT(four_and_four, 8, "nnnnaaaa")
-LAYOUT(one_island, 4, "nnnn")
-LAYOUT(alone, 1, "n")
 
 /* Three islands by name: 2 + 3 + 2, and each rank an island of its own. */
 static void name_island(int island) {

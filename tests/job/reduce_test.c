@@ -3,6 +3,7 @@
  * a call must not write stay as they are, ranks that disagree learn it at once,
  * and a refused call leaves the job usable (S079, S081, S027, S032, S034). */
 #include "job/job.h"
+#include "job/layouts.h"
 #include "job/values.h"
 
 static const gb_dtype dtypes[] = {GB_INT32,        GB_INT64,   GB_FLOAT16,
@@ -123,14 +124,7 @@ static void all_shapes(const char *policy, const char *bridge) {
     all_shapes("flat", NULL);                                  \
   }
 
-LAYOUT(two_and_two, 4, "nnaa")
-LAYOUT(interleaved, 4, "nana")
-LAYOUT(three_and_one, 4, "nnna")
-LAYOUT(one_and_three, 4, "naaa")
-LAYOUT(one_and_one, 2, "na")
-LAYOUT(four_and_four, 8, "nnnnaaaa")
-LAYOUT(one_island, 4, "nnnn")
-LAYOUT(alone, 1, "n")
+EACH_LAYOUT(LAYOUT)
 GB_TEST(reduce, two_and_two_tcp, .ranks = 4, .vendors = "nnaa",
         .timeout_ms = 120000) {
   all_shapes(NULL, "tcp");

@@ -5,6 +5,7 @@
  * learn that they do, and a refused call leaves the job usable (S079, S081,
  * S027, S034). */
 #include "job/job.h"
+#include "job/layouts.h"
 #include "job/values.h"
 
 enum { RANKS_MAX = 8, MOST = 70001 };
@@ -141,14 +142,7 @@ static void all_shapes(const char *policy, const char *bridge) {
     all_shapes("flat", NULL);                                \
   }
 
-LAYOUT(two_and_two, 4, "nnaa")
-LAYOUT(interleaved, 4, "nana")
-LAYOUT(three_and_one, 4, "nnna")
-LAYOUT(one_and_three, 4, "naaa")
-LAYOUT(one_and_one, 2, "na")
-LAYOUT(four_and_four, 8, "nnnnaaaa")
-LAYOUT(one_island, 4, "nnnn")
-LAYOUT(alone, 1, "n")
+EACH_LAYOUT(LAYOUT)
 GB_TEST(rows, interleaved_tcp, .ranks = 4, .vendors = "nana",
         .timeout_ms = 120000) {
   all_shapes(NULL, "tcp");
