@@ -134,11 +134,10 @@ def _is_plain(tensor):
         return False
 
 
-def _reducible(tensor, what="tensor"):
-    """dtype code of a tensor to be reduced; raises what no rank could."""
-    code = DTYPE_CODES.get(tensor.dtype) if _is_plain(tensor) else None
+def _reduced_code(tensor, what="tensor"):
+    """dtype code of a checked tensor to be reduced; raises what no rank could."""
+    code = DTYPE_CODES.get(tensor.dtype)
     if code is None:
-        check_tensor(tensor, what)
         names = ", ".join(str(d).removeprefix("torch.") for d in SUPPORTED_DTYPES)
         raise ValueError(
             f"the {what}'s dtype {tensor.dtype} is not supported. Supported: {names}"
@@ -146,14 +145,23 @@ def _reducible(tensor, what="tensor"):
     return code
 
 
-def _movable(tensor, what="tensor"):
-    """(count, dtype code) of a tensor to be copied: any dtype, as bytes if the
-    library has no name for it."""
+def _reducible(tensor, what="tensor"):
     check_tensor(tensor, what)
+    return _reduced_code(tensor, what)
+
+
+def _size(tensor):
+    """(count, dtype code) of a checked tensor to be copied: any dtype, as bytes
+    if the library has no name for it."""
     code = DTYPE_CODES.get(tensor.dtype)
     if code is None:
         return tensor.numel() * tensor.element_size(), _BYTE
     return tensor.numel(), code
+
+
+def _movable(tensor, what="tensor"):
+    check_tensor(tensor, what)
+    return _size(tensor)
 
 
 def _same_type(a_name, a, b_name, b):
@@ -201,8 +209,7 @@ def _before(group, is_async):
 def all_reduce(group, tensor, op, is_async, value, then=None):
     code = _reducible(tensor)
     redop = op_code(op)
-    if is_async and group.worker is None:
-        group.need_worker()
+    _before(group, is_async)
     if redop == PREMUL_SUM:
         core = group.core.all_reduce_scaled(
             tensor.data_ptr(), tensor.numel(), code, factor_of(op), is_async
@@ -246,8 +253,8 @@ def barrier(group, is_async, value):
 
 def all_gather(group, output, input, is_async, value, then=None):
     _rows("output", output, "input", input, group.size)
-    out_count, code = _movable(output)
-    in_count, _ = _movable(input)
+    out_count, code = _size(output)
+    in_count, _ = _size(input)
     _before(group, is_async)
     core = group.core.all_gather(
         output.data_ptr(), out_count, input.data_ptr(), in_count, code, is_async
@@ -257,7 +264,7 @@ def all_gather(group, output, input, is_async, value, then=None):
 
 def reduce_scatter(group, output, input, op, is_async, value, then=None):
     _rows("input", input, "output", output, group.size)
-    code = _reducible(input)
+    code = _reduced_code(input)
     redop = op_code(op)
     _before(group, is_async)
     numbers = (
@@ -280,7 +287,7 @@ def gather(group, output, input, root, is_async, value, then=None):
     out = (0, 0)
     if output is not None:
         _rows("output", output, "input", input, group.size)
-        out = (output.data_ptr(), _movable(output)[0])
+        out = (output.data_ptr(), _size(output)[0])
     _before(group, is_async)
     core = group.core.gather(*out, input.data_ptr(), in_count, code, root, is_async)
     return finish(group, core, (output, input), value, then)
@@ -292,7 +299,7 @@ def scatter(group, output, input, root, is_async, value):
     given = (0, 0)
     if input is not None:
         _rows("input", input, "output", output, group.size)
-        given = (input.data_ptr(), _movable(input)[0])
+        given = (input.data_ptr(), _size(input)[0])
     _before(group, is_async)
     core = group.core.scatter(
         output.data_ptr(), out_count, *given, code, root, is_async
@@ -332,9 +339,9 @@ def all_to_all(group, output, input, out_splits, in_splits, is_async, value, the
 
 
 def _exchange(group, output, out_counts, input, in_counts, is_async, value, then):
-    """all_to_all of packed parts, counts in elements or None."""
-    out_count, code = _movable(output)
-    in_count, _ = _movable(input)
+    """all_to_all of checked, packed parts, counts in elements or None."""
+    out_count, code = _size(output)
+    in_count, _ = _size(input)
     size = output.element_size() if code == _BYTE else 1
     if size > 1:
         out_counts = out_counts and tuple(n * size for n in out_counts)
@@ -368,7 +375,7 @@ def _check_list(tensors, what, count=None):
 
 
 def _packed(tensors):
-    """The tensors as one: without a copy if they lie side by side."""
+    """The tensors as one without a copy, None unless they lie side by side."""
     first = tensors[0]
     size = first.element_size()
     at = first.data_ptr()
@@ -379,19 +386,21 @@ def _packed(tensors):
         total += tensor.numel()
     storage = first.untyped_storage()
     if side_by_side and at + total * size <= storage.data_ptr() + storage.nbytes():
-        return first.as_strided((total,), (1,)), True
-    return None, False
+        return first.as_strided((total,), (1,))
+    return None
 
 
 def _pack(tensors):
-    flat, same = _packed(tensors)
-    return flat if same else torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat = _packed(tensors)
+    if flat is None:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return flat
 
 
 def _room(tensors):
     """A buffer for all of them, and what copies it out (None: it is theirs)."""
-    flat, same = _packed(tensors)
-    if same:
+    flat = _packed(tensors)
+    if flat is not None:
         return flat, None
     total = sum(tensor.numel() for tensor in tensors)
     flat = torch.empty(total, dtype=tensors[0].dtype, device=tensors[0].device)
@@ -429,8 +438,8 @@ def all_gather_list(group, outputs, input, is_async, value):
     counts = _counts(outputs)
     if counts is None:
         return all_gather(group, flat, input, is_async, value, then)
-    total, code = _movable(flat)
-    in_count, _ = _movable(input)
+    total, code = _size(flat)
+    in_count, _ = _size(input)
     if code == _BYTE:
         counts = [n * flat.element_size() for n in counts]
     _before(group, is_async)

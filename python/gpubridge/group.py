@@ -19,7 +19,6 @@ class Group:
         self.size = info["count"]
         self.ranks = info["ranks"]
         self.id = info["id"]
-        self.info = info
         self.pid = os.getpid()
         # Tensors of async calls, kept until their calls are done: the library
         # holds addresses only. Appended and popped under the GIL.
