@@ -2,7 +2,9 @@
 
 #include "base/fault.h"
 #include "base/memory.h"
+#include "os/fork.h"
 #include "os/io.h"
+#include "os/net.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -38,6 +40,7 @@ void gbi_frame_drop(gbi_frame *frame) {
 
 void gbi_channel_init(gbi_channel *channel, int fd, size_t frame_max) {
   *channel = (gbi_channel){.fd = fd, .frame_max = frame_max};
+  gbi_fork_closes(fd);
 }
 
 static void pop(gbi_channel *channel) {
@@ -51,11 +54,7 @@ static void pop(gbi_channel *channel) {
 void gbi_channel_fini(gbi_channel *channel) {
   while (channel->head) pop(channel);
   free(channel->in);
-  if (channel->fd >= 0) {
-    /* A forked child may hold a copy: the other side is to see the end. */
-    shutdown(channel->fd, SHUT_RDWR);
-    close(channel->fd);
-  }
+  if (channel->fd >= 0) gbi_close_connection(channel->fd);
   *channel = (gbi_channel){.fd = -1};
 }
 

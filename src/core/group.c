@@ -68,16 +68,6 @@ typedef struct driver {
   uint64_t question_gap_ms, warning_gap_ms;
 } driver;
 
-/* ---- fork ---- */
-
-static atomic_uint forks;
-static void count_fork(void) { atomic_fetch_add(&forks, 1); }
-__attribute__((constructor)) static void watch_forks(void) {
-  pthread_atfork(NULL, NULL, count_fork);
-}
-unsigned gbi_fork_count(void) {
-  return atomic_load_explicit(&forks, memory_order_relaxed);
-}
 gb_status gbi_fail_forked(gb_error *error) {
   return gbi_fail(error, GB_ERR_FORKED,
                   "this process is a fork of the one that opened the job: a "

@@ -10,6 +10,7 @@
 
 #include "control/control.h"
 #include "core/engine.h"
+#include "os/fork.h"
 #include "policy/policy.h"
 
 #include <gpubridge/coll.h>
@@ -71,8 +72,6 @@ uint64_t gbi_group_timeout(const gb_group *group);
 /* STATE or FORKED with a text, when no call may be made now. */
 gb_status gbi_group_usable(gb_group *group, gb_error *error);
 
-/* Fork detection: grows in every forked child. */
-unsigned gbi_fork_count(void);
 gb_status gbi_fail_forked(gb_error *error);
 
 #endif

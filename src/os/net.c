@@ -2,6 +2,7 @@
 
 #include "base/config.h"
 #include "base/fault.h"
+#include "os/fork.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -436,10 +437,15 @@ int gbi_accept(int listen_fd) {
   }
 }
 
-void gbi_close_watched(int epoll_fd, int fd) {
-  (void)epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+void gbi_close_connection(int fd) {
+  gbi_fork_keeps(fd);
   (void)shutdown(fd, SHUT_RDWR);
   close(fd);
+}
+
+void gbi_close_watched(int epoll_fd, int fd) {
+  (void)epoll_ctl(epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+  gbi_close_connection(fd);
 }
 
 bool gbi_poll_one(int fd, short events, uint64_t deadline_ns) {

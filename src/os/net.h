@@ -64,9 +64,10 @@ gb_status gbi_connect(const gbi_address *address, uint64_t deadline_ns,
 void gbi_socket_tune(int fd, uint64_t timeout_ms);
 /* Next accepted connection, non-blocking, or -1. */
 int gbi_accept(int listen_fd);
-/* Takes `fd` out of `epoll_fd`, ends the connection and closes it. Closing
- * alone does neither while a forked child holds a copy: the epoll would go on
- * reporting it, and the peer would see no end. */
+/* Ends the connection and closes it. Closing alone shows the peer no end while
+ * somebody else's child, made without fork handlers, holds a copy. */
+void gbi_close_connection(int fd);
+/* Takes it out of `epoll_fd` first, which would go on reporting such a copy. */
 void gbi_close_watched(int epoll_fd, int fd);
 /* Blocks until `fd` has one of `events` (poll bits) or the deadline; false when
  * the deadline passed. */

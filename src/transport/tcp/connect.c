@@ -14,6 +14,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "os/fork.h"
 #include "os/io.h"
 
 #include <errno.h>
@@ -353,6 +354,7 @@ static void adopt(setup *s, attempt *a) {
     gbi_address_text(&other, link->address);
   tune(s, link, a->fd);
   link->conns[a->stream].fd = a->fd;
+  gbi_fork_closes(a->fd);
   a->fd = -1;
   p->up++;
   if (!a->accepted && p->route < 0) {

@@ -139,10 +139,7 @@ static void close_transport(gbi_transport *transport) {
   gbi_tcp *t = (gbi_tcp *)transport;
   gbi_tcp_close_listeners(t);
   for (int i = 0; i < t->conns_count; i++)
-    if (t->conns[i].fd >= 0) {
-      shutdown(t->conns[i].fd, SHUT_RDWR); /* forked children hold copies */
-      close(t->conns[i].fd);
-    }
+    if (t->conns[i].fd >= 0) gbi_close_connection(t->conns[i].fd);
   if (t->epoll_fd >= 0) close(t->epoll_fd);
   if (t->stop_fd >= 0) close(t->stop_fd);
   free(t->members);
