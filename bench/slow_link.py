@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Two overlapping async all_reduces of 16 MiB over a slow bridge: what they take
-together, of the time that the link alone needs for their bytes.
+together, of the time that the link alone needs for their bytes: one plain socket
+that carries as many each way at once, measured in between.
 
     bench/slow_link.py [--rate 200] [--lab PATH]
 
@@ -12,27 +13,51 @@ two take one after the other, and the island's part of one call.
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ROOT.parent / "shared/lab/lab"
+RAW_PORT = 29678
 COUNT = 4 << 20  # float32 elements: 16 MiB
 # Payload of a full Ethernet frame: 1448 of 1514 bytes.
 PAYLOAD = 1448 / 1514
 
 
+def raw_exchange(peer):
+    """Seconds for the bytes of both calls each way at once over one plain socket."""
+    peer.sendall(b"x")
+    peer.recv(1)
+    start = time.perf_counter()
+    sender = threading.Thread(target=peer.sendall, args=(bytes(2 * COUNT * 4),))
+    sender.start()
+    left = 2 * COUNT * 4
+    while left:
+        left -= len(peer.recv(min(left, 1 << 20)))
+    sender.join()
+    return time.perf_counter() - start
+
+
 def work():
     """What each rank runs."""
-    import time
-
     import gpubridge
     import torch
 
     topology = gpubridge.init()
+    here = (os.environ["MASTER_ADDR"], RAW_PORT)
+    raw, peer, server = 0.0, None, None
+    if topology.rank == 0:
+        server = socket.create_server(here)
+    gpubridge.barrier()
+    if topology.is_leader:
+        peer = server.accept()[0] if server else socket.create_connection(here)
+        peer.settimeout(60)
     a, b = torch.ones(COUNT), torch.ones(COUNT)
     records = []
 
@@ -43,6 +68,9 @@ def work():
     gpubridge.all_reduce(a)
     gpubridge.add_observer(Keep())
     for _ in range(3):
+        gpubridge.barrier()
+        if peer:
+            raw = raw_exchange(peer)
         gpubridge.barrier()
         start = time.perf_counter()
         works = [gpubridge.all_reduce(t, async_op=True) for t in (a, b)]
@@ -59,7 +87,7 @@ def work():
             island = last.phase("island-reduce")
             print(
                 json.dumps(
-                    {"both": both, "apart": apart, "island_ms": island.elapsed_ms()}
+                    {"raw": raw, "both": both, "apart": apart, "island_ms": island.elapsed_ms()}
                 ),
                 flush=True,
             )
@@ -118,10 +146,10 @@ def main():
     rows = measure(given.lab, given.rate)
     # Each direction carries each tensor once.
     link = 2 * COUNT * 4 * 8 / (given.rate * 1e6 * PAYLOAD)
-    both = statistics.median(row["both"] for row in rows)
-    apart = statistics.median(row["apart"] for row in rows)
-    print(f"link alone {link:.3f} s, both at once {both:.3f} s ({both / link:.3f}), ")
-    print(f"one after the other {apart:.3f} s ({apart / link:.3f})")
+    raw, both, apart = (statistics.median(row[k] for row in rows) for k in ("raw", "both", "apart"))
+    print(f"the frames at the line's rate {link:.3f} s, one plain socket {raw:.3f} s")
+    for name, took in (("both at once", both), ("one after the other", apart)):
+        print(f"{name} {took:.3f} s: {took / raw:.3f} of the socket, {took / link:.3f} of the line")
     print(json.dumps(rows))
 
 
