@@ -145,7 +145,10 @@ static gb_status get_plan(gb_group *g, const gbi_coll *coll,
     entry = oldest; /* at most GBI_TASKS entries are in use */
     gbi_plan_free(entry->plan);
     entry->plan = NULL;
-    gbi_policy_env env = {g->p.topology, g->p.rank, g->p.chunk_bytes};
+    gbi_policy_env env = {.topology = g->p.topology,
+                          .rank = g->p.rank,
+                          .chunk_bytes = g->p.chunk_bytes,
+                          .rules = g->p.rules};
     GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
   }
   entry->used = ++g->plan_clock;
@@ -205,7 +208,8 @@ bool gbi_group_report(gb_group *g, gbi_call_state *state) {
 }
 
 /* A record's bytes are those of the input; a scatter's, of the root's. */
-static gb_record describe_call(const gb_group *g, const gb_work *work) {
+static gb_record describe_call(const gb_group *g, const gb_work *work,
+                               const gbi_plan *plan) {
   const gbi_coll *coll = &work->coll;
   bool barrier = coll->op == GBI_OP_BARRIER;
   bool scatter = coll->op == GBI_OP_SCATTER;
@@ -220,7 +224,7 @@ static gb_record describe_call(const gb_group *g, const gb_work *work) {
       .dtype = barrier ? -1 : coll->dtype,
       .redop = barrier || coll->redop == 255 ? -1 : coll->redop,
       .root = coll->root,
-      .policy = barrier ? NULL : g->p.policy->name,
+      .policy = barrier ? NULL : plan->policy,
       .group = g->p.id,
   };
 }
@@ -234,7 +238,7 @@ static gb_status begin_work(gb_group *g, gb_work *work, gb_error *error) {
   work->seq = g->next_seq++;
   work->deadline_ns = gbi_deadline_after_ms(gbi_group_timeout(g));
   work->plan_users = &entry->users;
-  gb_record record = describe_call(g, work);
+  gb_record record = describe_call(g, work, entry->plan);
   task->plan = entry->plan;
   task->call = identity_of(g, work);
   task->in = barrier ? g->barrier_byte : work->in;

@@ -12,6 +12,7 @@
 #include "core/engine.h"
 #include "os/fork.h"
 #include "policy/policy.h"
+#include "policy/rules.h"
 
 #include <gpubridge/coll.h>
 #include <gpubridge/job.h>
@@ -26,6 +27,7 @@ typedef struct gbi_group_params {
   const char *const *who;       /* "rank 3 (host \"h\", amd)" by group rank */
   const gbi_topology *topology;
   const gbi_policy_ops *policy;
+  const gbi_rules *rules; /* of auto-tuned; NULL: none */
   const char *bridge;           /* resolved name */
   uint64_t chunk_bytes;
   struct gb_job *job;

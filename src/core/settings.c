@@ -55,6 +55,11 @@ const gbi_setting gbi_core_settings[] = {
      .multiple = 8,
      .help = "unit in which a collective is pipelined; at most 256K when all "
              "ranks share a host"},
+    {.name = "GPUBRIDGE_THRESHOLDS",
+     .default_value = "",
+     .kind = GBI_SETTING_TEXT,
+     .help = "thresholds file: which policy carries which sizes; its rules "
+             "must agree, its path need not"},
     {.name = "GPUBRIDGE_PINNED_STAGING",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,
