@@ -3,7 +3,8 @@
  * address sanitizer) or a hang: records, control messages both ways, the
  * greeting, thresholds files, tcp frames, addresses, the store's server,
  * settings and texts (S119, S121, S122). Damage: flipped bits, bytes, cut ends,
- * and lengths that are extreme. GB_FUZZ_SEED repeats a run with another seed. */
+ * and lengths that are extreme. GB_FUZZ_SEED repeats a run with another
+ * seed. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
