@@ -459,7 +459,10 @@ static gb_status drive(driver *d, gb_error *error) {
     bool moved;
     GBI_TRY(gbi_engine_progress(g->p.engine, &moved, error));
     gbi_task *task;
-    while ((task = gbi_engine_finished(g->p.engine))) end_work(g, task);
+    while ((task = gbi_engine_finished(g->p.engine))) {
+      end_work(g, task);
+      moved = true; /* also when it had no steps here */
+    }
     if (moved) {
       yields.count = 0;
       d->idle_ns = 0;
