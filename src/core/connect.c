@@ -223,6 +223,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .warn_after_ms =
           (uint64_t)gbi_core_setting("GPUBRIDGE_WARN_AFTER") * 1000,
       .queue_max = (int)gbi_core_setting("GPUBRIDGE_ASYNC_QUEUE"),
+      .queue_bytes_max = (uint64_t)gbi_core_setting("GPUBRIDGE_ASYNC_BYTES"),
       .wait_hook = job->wait_hook,
       .wait_hook_arg = job->wait_hook_arg,
   };

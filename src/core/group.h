@@ -38,6 +38,7 @@ typedef struct gbi_group_params {
   uint64_t timeout_ms;          /* at first; see gbi_group_set_timeout */
   uint64_t warn_after_ms;
   int queue_max;
+  uint64_t queue_bytes_max;
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;
   struct gbi_job_p2p *p2p; /* core/p2p.h */
