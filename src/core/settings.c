@@ -55,6 +55,13 @@ const gbi_setting gbi_core_settings[] = {
      .multiple = 8,
      .help = "unit in which a collective is pipelined; at most 256K when all "
              "ranks share a host"},
+    {.name = "GPUBRIDGE_SHARD_LINKS",
+     .default_value = "0",
+     .kind = GBI_SETTING_INT,
+     .must_agree = true,
+     .max = 65536,
+     .help = "links of the policy sharded-bridge, at most; 0: as many as the "
+             "smallest island has ranks"},
     {.name = "GPUBRIDGE_PINNED_STAGING",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,

@@ -5,6 +5,7 @@
 static const gbi_policy_ops *const policies[] = {
     &gbi_policy_native_only,
     &gbi_policy_reduce_bridge_broadcast,
+    &gbi_policy_sharded_bridge,
     &gbi_policy_flat,
 };
 
@@ -20,6 +21,12 @@ const gbi_policy_ops *gbi_policy_find(const char *name) {
 const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology) {
   return topology->islands_count == 1 ? &gbi_policy_native_only
                                       : &gbi_policy_reduce_bridge_broadcast;
+}
+
+int gbi_policy_links(const gbi_policy_ops *policy, const gbi_topology *topology,
+                     int most) {
+  if (topology->islands_count < 2) return 0;
+  return policy->uses_links ? gbi_topology_links(topology, most) : 1;
 }
 
 void gbi_policy_names(const gbi_topology *topology, char *buffer,
