@@ -178,17 +178,16 @@ static gb_status connect_comms(connector *c, bool *settled_p,
 
 /* ---- the group ---- */
 
-/* Between hosts, chunks in flight must cover the round trip of every link.
- * Inside one, a sum should still be in the cache when it goes over the bridge
- * and is handed out. A function of what all ranks agreed on, so that all cut
- * alike. */
+/* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
+ * should still be in the cache when it goes over the bridge and is handed out.
+ * Both are about what one rank brings over its link. A function of what all
+ * ranks agreed on, so that all cut alike. */
 static uint64_t chunk_bytes(const gbi_topology *topology, int links) {
   uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
   /* Nothing to hand out: the bridge cuts pieces of its own. */
   if (topology->islands_count == topology->world) return chunk;
-  if (topology->hosts_count > 1)
-    return chunk * (uint64_t)GBI_MIN(GBI_MAX(links, 1), CHUNK_LINKS_MAX);
-  return GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+  if (topology->hosts_count == 1) chunk = GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+  return chunk * (uint64_t)GBI_MIN(GBI_MAX(links, 1), CHUNK_LINKS_MAX);
 }
 
 /* Links of the mesh come when they are first needed: nothing to connect. */

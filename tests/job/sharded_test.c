@@ -103,12 +103,12 @@ static void keep_copies(const run *r) {
   keep(r->all, r->large, bytes * world);
 }
 
-/* Every collective in a few types; float16 AVG and float8 go through the wide
- * type. */
+/* Every collective in a few types, in every length for two of them; float16 AVG
+ * and float8 go through the wide type. */
 static results run_all(const char *policy, bool rounds) {
   static const gb_dtype dtypes[] = {GB_FLOAT32, GB_FLOAT16, GB_BFLOAT16,
                                     GB_FLOAT64, GB_FLOAT8_E5M2, GB_INT32};
-  static const size_t counts[] = {0, 1, 3, 1000, ROW};
+  static const size_t counts[] = {0, 3, 1000, ROW};
   results all = {0};
   gb_job *job = must_open(60000, policy);
   size_t most = (size_t)ROW * 8 * (size_t)gb_world();
@@ -121,6 +121,7 @@ static results run_all(const char *policy, bool rounds) {
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
       r.dtype = dtypes[d];
       r.n = counts[c];
+      if (d > 1 && r.n < ROW) continue;
       keep_sums(&r, GB_SUM);
       keep_sums(&r, GB_AVG);
       keep_sums(&r, GB_MAX);
