@@ -2,12 +2,14 @@
 """all_reduce under sharded-bridge over one link and over several, where every link
 has a cable of its own: how many times as fast.
 
-    bench/sharded_links.py [--links 4] [--rate 50] [--mib 32] [--lab PATH]
+    bench/sharded_links.py [--hosts] [--links 4] [--rate 50] [--mib 32] [--lab PATH]
 
-Two sites with as many hosts each as there are links, one rank a host, one island a
-site (the hosts of the project's lab, which needs root). Between the sites every host
-has a cable of so many Mbit/s; inside a site, a fast network. The runs with one link
-and with all take turns. Also prints what the line itself needs for the bytes.
+Two sites, one island each (on hosts of the project's lab, which needs root), joined
+by as many cables as there are links, so many Mbit/s each. A site is one host with a
+network card for each of its ranks; with --hosts, a host for each rank, and a fast
+network among them, whose TCP wants more of the processor than the cables do. The
+runs with one link and with all take turns. Also prints what the line itself needs
+for the bytes.
 """
 
 import argparse
@@ -27,15 +29,19 @@ PAYLOAD = 1448 / 1514
 
 
 class Lab:
-    """The hosts, and a fast network inside each site besides."""
+    """The hosts and their cables. `ends`: the host and card of each rank."""
 
-    def __init__(self, lab, folder, links, rate):
-        self.lab, self.links = lab, links
+    def __init__(self, lab, folder, links, rate, by_hosts):
+        self.lab, self.links, self.rate, self.by_hosts = lab, links, rate, by_hosts
         self.env = {**os.environ, "LAB_DIR": folder, "LAB_NET": NET}
-        self.sites = [[f"{site}{i}" for i in range(links)] for site in ("nv", "amd")]
+        self.sites = [
+            [f"{site}{i}" for i in range(links if by_hosts else 1)] for site in ("nv", "amd")
+        ]
         self.hosts = self.sites[0] + self.sites[1]
+        self.ends = [(host, "eth0") for host in self.hosts]
+        if not by_hosts:
+            self.ends = [(host, f"card{i}") for host in self.hosts for i in range(links)]
         self.switches = []
-        self.rate = rate
 
     def run(self, *args):
         done = subprocess.run([self.lab, *args], env=self.env, capture_output=True, text=True)
@@ -48,18 +54,37 @@ class Lab:
 
     def up(self):
         self.run("up", *self.hosts)
-        for host in self.sites[1]:
-            self.run("shape", host, f"rate={self.rate}mbit")
         self.address = {host: self.run("addr", host) for host in self.hosts}
-        for number, site in enumerate(self.sites):
-            self.join_site(f"shl{number}", site)
+        if self.by_hosts:
+            for number, site in enumerate(self.sites):
+                self.join_site(f"shl31s{number}", site)
+        else:
+            self.add_cards()
+        # In the kernel: `lab shape` needs a busy process for each cable.
+        shape = f"root tbf rate {self.rate:g}mbit burst 32kb latency 200ms".split()
+        for host, card in self.ends:
+            self.run("exec", host, "--", "tc", "qdisc", "add", "dev", card, *shape)
+
+    def space(self, host):
+        return self.run("exec", host, "--", "ip", "netns", "identify")
+
+    def add_cards(self):
+        """Cables with a network each, within the lab's."""
+        a, b = (self.space(host) for host in self.hosts)
+        for i in range(self.links):
+            card = f"card{i}"
+            ends = ["name", card, "netns", a, "type", "veth", "peer", "name", card, "netns", b]
+            self.ip("link", "add", *ends)
+            for k, space in enumerate((a, b)):
+                self.ip("-n", space, "addr", "add", f"{NET}.{129 + 4 * i + k}/30", "dev", card)
+                self.ip("-n", space, "link", "set", card, "up")
 
     def join_site(self, switch, site):
         self.ip("link", "add", switch, "type", "bridge")
         self.switches.append(switch)
         self.ip("link", "set", switch, "up")
         for i, host in enumerate(site):
-            space = self.run("exec", host, "--", "ip", "netns", "identify")
+            space = self.space(host)
             port = f"{switch}v{i}"
             self.ip("link", "add", port, "type", "veth", "peer", "name", "eth1", "netns", space)
             self.ip("link", "set", port, "master", switch, "up")
@@ -80,15 +105,16 @@ def one_run(lab, links, size, port):
     """Seconds of a call."""
     ranks = []
     try:
-        for rank, host in enumerate(lab.hosts):
+        for rank, (host, card) in enumerate(lab.ends):
             values = {
                 **lab.env,
                 "RANK": str(rank),
-                "WORLD_SIZE": str(len(lab.hosts)),
+                "WORLD_SIZE": str(len(lab.ends)),
                 "MASTER_ADDR": lab.address[lab.hosts[0]],
                 "MASTER_PORT": str(port),
                 "GPUBRIDGE_VENDOR": "nvidia" if host in lab.sites[0] else "amd",
                 "GPUBRIDGE_SIM_HOSTNAME": host,
+                "GPUBRIDGE_MULTITCP_IFNAME": card,
                 "GPUBRIDGE_POLICY": "sharded-bridge",
                 "GPUBRIDGE_SHARD_LINKS": str(links),
             }
@@ -110,6 +136,7 @@ def one_run(lab, links, size, port):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--hosts", action="store_true", help="a host for each rank")
     parser.add_argument("--links", type=int, default=4)
     parser.add_argument("--rate", type=float, default=50, help="Mbit/s of each cable")
     parser.add_argument("--mib", type=int, default=32, help="size of the call")
@@ -119,7 +146,7 @@ def main():
     size = given.mib << 20
     line = size * 8 / (given.rate * 1e6 * PAYLOAD)
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(given.lab, folder, given.links, given.rate)
+        lab = Lab(given.lab, folder, given.links, given.rate, given.hosts)
         rows = []
         try:
             lab.up()
