@@ -2,7 +2,7 @@
 """all_reduce under sharded-bridge over one link and over several, where every link
 has a cable of its own: how many times as fast.
 
-    bench/sharded_links.py [--hosts] [--links 4] [--rate 50] [--mib 32] [--lab PATH]
+    bench/sharded_links.py [--hosts] [--links 4] [--rate 50] [--mib 64] [--lab PATH]
 
 Two sites, one island each (on hosts of the project's lab, which needs root), joined
 by as many cables as there are links, so many Mbit/s each. A site is one host with a
@@ -139,7 +139,7 @@ def main():
     parser.add_argument("--hosts", action="store_true", help="a host for each rank")
     parser.add_argument("--links", type=int, default=4)
     parser.add_argument("--rate", type=float, default=50, help="Mbit/s of each cable")
-    parser.add_argument("--mib", type=int, default=32, help="size of the call")
+    parser.add_argument("--mib", type=int, default=64, help="size of the call")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lab", default=LAB)
     given = parser.parse_args()

@@ -22,6 +22,7 @@ typedef struct results {
 } results;
 
 static void keep(results *all, const void *data, size_t bytes) {
+  if (!bytes) return;
   if (all->used + bytes > all->room) {
     all->room = (all->used + bytes) * 2;
     all->bytes = realloc(all->bytes, all->room);
