@@ -140,5 +140,5 @@ class Topology:
             policy_name=info["policy"],
             timeout=timeout,
             device=device,
-            links=tuple(zip(*(i["holders"][: info["links"]] for i in info["islands"]))),
+            links=tuple(zip(*(i["holders"][: info["links"]] for i in info["islands"]), strict=True)),
         )
