@@ -110,6 +110,7 @@ typedef struct gb_job_info {
   const char *bridge_reason;   /* why it was chosen, one sentence */
   const char *policy;          /* resolved: never "auto" */
   uint64_t timeout_ms;
+  int links;                   /* that join the islands, 0 with one island */
 } gb_job_info;
 
 typedef struct gb_island_info {
@@ -118,6 +119,7 @@ typedef struct gb_island_info {
   const int *ranks; /* ascending */
   int ranks_count;
   int leader;
+  const int *holders; /* the same ranks: number j holds link j, j < links */
 } gb_island_info;
 
 typedef struct gb_peer_info {

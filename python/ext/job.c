@@ -219,14 +219,20 @@ static PyObject *job_abort(PyObject *self, PyObject *reason) {
 
 /* ---- what the job knows ---- */
 
+static PyObject *tuple_of(const int *ranks, int count) {
+  PyObject *tuple = PyTuple_New(count);
+  for (int i = 0; tuple && i < count; i++)
+    PyTuple_SetItem(tuple, i, PyLong_FromLong(ranks[i]));
+  return tuple;
+}
+
 static PyObject *island_dict(gb_job *job, int index) {
   gb_island_info info = {.size = sizeof info};
   if (gb_job_get_island(job, index, &info) != GB_OK) Py_RETURN_NONE;
-  PyObject *ranks = PyTuple_New(info.ranks_count);
-  for (int i = 0; ranks && i < info.ranks_count; i++)
-    PyTuple_SetItem(ranks, i, PyLong_FromLong(info.ranks[i]));
-  return Py_BuildValue("{s:s,s:N,s:i}", "label", info.label, "ranks", ranks,
-                       "leader", info.leader);
+  return Py_BuildValue("{s:s,s:N,s:i,s:N}", "label", info.label, "ranks",
+                       tuple_of(info.ranks, info.ranks_count), "leader",
+                       info.leader, "holders",
+                       tuple_of(info.holders, info.ranks_count));
 }
 
 static PyObject *peer_dict(gb_job *job, int rank) {
@@ -264,14 +270,15 @@ static PyObject *job_info(PyObject *self, PyObject *unused) {
   gb_job_info info = {.size = sizeof info};
   (void)gb_job_get_info(job, &info);
   return Py_BuildValue(
-      "{s:i,s:i,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:s,s:s,s:s,s:K,s:N,s:N}",
+      "{s:i,s:i,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:s,s:s,s:s,s:K,s:i,s:N,"
+      "s:N}",
       "rank", info.rank, "world_size", info.world_size, "vendor", info.vendor,
       "detected_vendor", info.detected_vendor, "run_kind", info.run_kind,
       "split_test", info.split_test, "hostname", info.hostname, "simulated",
       info.simulated, "island", info.island, "is_leader", info.is_leader,
       "bridge_requested", info.bridge_requested, "bridge", info.bridge,
       "bridge_reason", info.bridge_reason, "policy", info.policy, "timeout_ms",
-      (unsigned long long)info.timeout_ms, "islands",
+      (unsigned long long)info.timeout_ms, "links", info.links, "islands",
       list_of(job, info.islands_count, island_dict), "peers",
       list_of(job, info.world_size, peer_dict));
 }

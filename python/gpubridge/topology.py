@@ -85,6 +85,7 @@ class Topology:
     policy_name: str
     timeout: Any  # datetime.timedelta
     device: Any = None  # torch.device, None without torch
+    links: tuple = ()  # the ranks of each link between the islands, one an island
 
     @property
     def island(self) -> Island:
@@ -93,6 +94,11 @@ class Topology:
     @property
     def is_leader(self) -> bool:
         return self.island.leader == self.rank
+
+    @property
+    def link(self) -> int | None:
+        """The number of the link that this rank holds, None without one."""
+        return next((j for j, ranks in enumerate(self.links) if self.rank in ranks), None)
 
     @property
     def vendor_map(self) -> dict:
@@ -134,4 +140,5 @@ class Topology:
             policy_name=info["policy"],
             timeout=timeout,
             device=device,
+            links=tuple(zip(*(i["holders"][: info["links"]] for i in info["islands"]), strict=True)),
         )

@@ -56,6 +56,7 @@ gb_status gb_job_get_info(const gb_job *job, gb_job_info *info) {
       .bridge_reason = d->bridge_reason,
       .policy = d->policy,
       .timeout_ms = job->timeout_ms,
+      .links = d->links,
   };
   return fill(info, info->size, &out, sizeof out);
 }
@@ -69,7 +70,8 @@ gb_status gb_job_get_island(const gb_job *job, int index,
   gb_island_info out = {.label = island->label,
                         .ranks = island->ranks,
                         .ranks_count = island->count,
-                        .leader = island->leader};
+                        .leader = island->leader,
+                        .holders = island->holders};
   return fill(info, info->size, &out, sizeof out);
 }
 

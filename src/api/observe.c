@@ -21,6 +21,22 @@ int gb_job_in_flight(gb_job *job, gb_in_flight *list, int max) {
                                 : 0;
 }
 
+/* "4", and "0-4 1-5 2-6 3-7": the ranks of each link. */
+static void describe_links(const gbi_discovery *d, gbi_fact_fn fn, void *arg) {
+  char buffer[512];
+  gbi_text text;
+  gbi_text_init(&text, buffer, sizeof buffer);
+  gbi_text_add(&text, "%d", d->links);
+  fn(arg, "bridge.links", buffer);
+  gbi_text_init(&text, buffer, sizeof buffer);
+  const gbi_topology *t = d->topology;
+  for (int link = 0; link < d->links; link++)
+    for (int i = 0; i < t->islands_count; i++)
+      gbi_text_add(&text, "%s%d", i ? "-" : link ? " " : "",
+                   t->islands[i].holders[link]);
+  if (d->links) fn(arg, "bridge.link_ranks", buffer);
+}
+
 void gb_job_telemetry(gb_job *job,
                       void (*fn)(void *arg, const char *name,
                                  const char *value),
@@ -31,6 +47,7 @@ void gb_job_telemetry(gb_job *job,
   fn(arg, "bridge.requested", d->records[job->rank].bridge);
   fn(arg, "bridge.reason", d->bridge_reason);
   fn(arg, "policy", d->policy);
+  describe_links(d, fn, arg);
   fn(arg, "kernels", gbi_kernels_name());
   gbi_engine_describe(gbi_group_engine(job->group), fn, arg);
   gbi_job_p2p_describe(job, fn, arg);

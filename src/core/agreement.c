@@ -117,11 +117,15 @@ static gb_status check_mode(const gbi_record *records, int world,
 /* Every setting that any rank knows; names of rank 0 first. */
 static gb_status check_settings(const gbi_record *records, int world,
                                 bool of_policy, gb_error *error) {
-  static const char policys[] = "GPUBRIDGE_CHUNK_BYTES";
+  static const char *const policys[] = {"GPUBRIDGE_CHUNK_BYTES",
+                                        "GPUBRIDGE_SHARD_LINKS"};
   for (int r = 0; r < world; r++) {
     for (int i = 0; i < records[r].settings_count; i++) {
       const char *name = records[r].settings[i].name;
-      if (!strcmp(name, policys) != of_policy) continue;
+      bool is_policys = false;
+      for (size_t k = 0; k < GBI_COUNT(policys); k++)
+        is_policys |= !strcmp(name, policys[k]);
+      if (is_policys != of_policy) continue;
       if (r && strcmp(setting_of(&records[0], name), "unknown")) continue;
       GBI_TRY(must_be_equal(records, world, setting_of, name, name, error));
     }

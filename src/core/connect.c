@@ -11,6 +11,7 @@
 #include <string.h>
 
 enum { ONE_HOST_CHUNK_BYTES = 256 * 1024 };
+enum { CHUNK_LINKS_MAX = 8 }; /* chunks grow with the links up to here */
 enum { COMM_ADDRESS_MAX = 8192 };
 
 typedef struct connector {
@@ -50,10 +51,10 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
   if (resource == GBI_ON_ISLAND) {
     count = island->count;
     memcpy(ranks, island->ranks, sizeof *ranks * (size_t)count);
-  } else if (resource == GBI_ON_BRIDGE && t->islands_count > 1 &&
-             island->leader == spec->me) {
+  } else if (resource == GBI_ON_BRIDGE &&
+             t->link_of[spec->me] < spec->links) {
     for (int i = 0; i < t->islands_count; i++)
-      ranks[count++] = t->islands[i].leader;
+      ranks[count++] = gbi_topology_linked(t, spec->me, i);
   } else if (resource == GBI_ON_WORLD &&
              gbi_policy_needs_world(spec->policy, spec->rules)) {
     for (int r = 0; r < spec->count; r++) ranks[count++] = r;
@@ -180,15 +181,16 @@ static gb_status connect_comms(connector *c, bool *settled_p,
 
 /* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
  * should still be in the cache when it goes over the bridge and is handed out.
- * A function of what all ranks agreed on, so that all cut alike. */
+ * Both are about what one rank brings over its link. A function of what all
+ * ranks agreed on, so that all cut alike. */
 static uint64_t chunk_bytes(const gbi_topology *topology,
-                            const gbi_rules *rules) {
+                            const gbi_rules *rules, int links) {
   uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
   if (rules && rules->chunk_bytes) return rules->chunk_bytes; /* measured */
   /* Nothing to hand out: the bridge cuts pieces of its own. */
   if (topology->islands_count == topology->world) return chunk;
-  if (topology->hosts_count > 1) return chunk;
-  return GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+  if (topology->hosts_count == 1) chunk = GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+  return chunk * (uint64_t)GBI_MIN(GBI_MAX(links, 1), CHUNK_LINKS_MAX);
 }
 
 /* Links of the mesh come when they are first needed: nothing to connect. */
@@ -202,7 +204,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
                             gb_error *error) {
   gb_job *job = c->job;
   const gbi_group_spec *spec = c->spec;
-  uint64_t chunk = chunk_bytes(spec->topology, spec->rules);
+  uint64_t chunk = chunk_bytes(spec->topology, spec->rules, spec->links);
   gbi_group_params params = {
       .id = spec->id,
       .rank = spec->me,
@@ -214,6 +216,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .rules = spec->rules,
       .bridge = spec->bridge,
       .chunk_bytes = chunk,
+      .links = spec->links,
       .job = job,
       .p2p = job->p2p,
       .control = job->control,

@@ -125,6 +125,15 @@ static gb_status read_rules(gbi_discovery *d, gb_error *error) {
                   d->topology->islands_count == 1 ? "island" : "islands", fit);
 }
 
+/* The bound that all ranks agreed on; 0, none, where it says nothing. */
+static int most_links(const gbi_record *record) {
+  long most = 0;
+  for (int i = 0; i < record->settings_count; i++)
+    if (!strcmp(record->settings[i].name, "GPUBRIDGE_SHARD_LINKS"))
+      most = strtol(record->settings[i].value, NULL, 10);
+  return most > 0 && most < GBI_WORLD_MAX ? (int)most : 0;
+}
+
 static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
   const char *asked = d->records[0].policy;
   const gbi_policy_ops *policy = gbi_policy_find(asked);
@@ -141,44 +150,53 @@ static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
                     fit);
   }
   snprintf(d->policy, sizeof d->policy, "%s", policy->name);
+  d->links_most = most_links(&d->records[0]);
+  d->links = gbi_policy_links(policy, d->rules, d->topology, d->links_most);
   return GB_OK;
 }
 
-/* The first leader on another host than the first leader, -1 when none is. */
-static int foreign_leader(const gbi_topology *t) {
-  for (int i = 1; i < t->islands_count; i++)
-    if (t->host_of[t->islands[i].leader] != t->host_of[t->islands[0].leader])
-      return t->islands[i].leader;
+/* A rank with a link that ends on another host, and *other_p there; -1 when
+ * there is none. */
+static int foreign_end(const gbi_topology *t, int links, int *other_p) {
+  for (int link = 0; link < links; link++)
+    for (int i = 1; i < t->islands_count; i++) {
+      int here = t->islands[0].holders[link];
+      *other_p = t->islands[i].holders[link];
+      if (t->host_of[here] != t->host_of[*other_p]) return here;
+    }
   return -1;
 }
 
 gb_status gbi_discovery_bridge(const gbi_discovery *d, const gbi_topology *t,
-                               const int *ranks, const char **name_p,
+                               int links, const int *ranks, const char **name_p,
                                const char **why_p, gb_error *error) {
   const char *asked = d->records[0].bridge;
-  int foreign = foreign_leader(t);
+  int other, foreign = foreign_end(t, links, &other);
   *name_p = asked;
   if (t->islands_count == 1) {
     *name_p = "none";
     *why_p = "there is one island, and nothing to bridge";
   } else if (!strcmp(asked, "shm") && foreign >= 0) {
-    int leader = ranks[t->islands[0].leader];
-    foreign = ranks[foreign];
+    int here = ranks[foreign];
+    other = ranks[other];
     return gbi_fail_rank(
-        error, GB_ERR_REFUSED, foreign,
-        "the bridge \"shm\" joins leaders on one host only, but rank %d is on "
+        error, GB_ERR_REFUSED, other,
+        "the bridge \"shm\" joins %s on one host only, but rank %d is on "
         "host \"%.64s\" and rank %d on host \"%.64s\", or they cannot share "
         "memory. Use the bridge auto or tcp",
-        leader, d->records[leader].hostname, foreign,
-        d->records[foreign].hostname);
+        links > 1 ? "the ends of a link" : "leaders", here,
+        d->records[here].hostname, other, d->records[other].hostname);
   } else if (strcmp(asked, "auto")) {
     *why_p = "it was asked for";
   } else if (foreign < 0 && gbi_transport_find("shm")) {
     *name_p = "shm";
-    *why_p = "all island leaders are on one host and share memory";
+    *why_p = links > 1 ? "the ends of every link are on one host and share "
+                         "memory"
+                       : "all island leaders are on one host and share memory";
   } else {
     *name_p = "tcp";
     *why_p = foreign < 0 ? "this build has no shared-memory bridge"
+             : links > 1 ? "the ends of a link are on different hosts"
                          : "the island leaders are on different hosts";
   }
   return GB_OK;
@@ -190,7 +208,7 @@ static gb_status choose_bridge(gbi_discovery *d, gb_error *error) {
   for (int r = 0; r < d->world; r++) all[r] = r;
   const char *name, *why;
   gb_status status =
-      gbi_discovery_bridge(d, d->topology, all, &name, &why, error);
+      gbi_discovery_bridge(d, d->topology, d->links, all, &name, &why, error);
   free(all);
   if (status != GB_OK) return status;
   snprintf(d->bridge, sizeof d->bridge, "%s", name);

@@ -62,6 +62,8 @@ typedef struct gbi_discovery {
   char bridge_reason[256];
   char policy[64];         /* resolved */
   gbi_rules *rules;        /* of auto-tuned; NULL: none */
+  int links_most;          /* GPUBRIDGE_SHARD_LINKS */
+  int links;               /* of the world under its policy */
 } gbi_discovery;
 
 /* Exchanges records over `control`, checks agreement (spec 3.5, 3.7, 3.9) and
@@ -73,13 +75,14 @@ gb_status gbi_discover(gbi_control *control, const gbi_record *mine, int rank,
 gb_status gbi_discovery_conclude(const gbi_record *records, int rank,
                                  int world, gbi_discovery **discovery_p,
                                  gb_error *error);
-/* The bridge for a group with this topology, by the job's wish; ranks: global
- * rank of each rank of the topology. Names live as long as the discovery, the
- * reason is static. REFUSED when what was asked for cannot join them. */
+/* The bridge for a group with this topology and so many links, by the job's
+ * wish; ranks: global rank of each rank of the topology. Names live as long as
+ * the discovery, the reason is static. REFUSED when what was asked for cannot
+ * join them. */
 gb_status gbi_discovery_bridge(const gbi_discovery *discovery,
-                               const gbi_topology *topology, const int *ranks,
-                               const char **name_p, const char **why_p,
-                               gb_error *error);
+                               const gbi_topology *topology, int links,
+                               const int *ranks, const char **name_p,
+                               const char **why_p, gb_error *error);
 void gbi_discovery_free(gbi_discovery *discovery);
 
 /* Known policies and bridges, for the name checks; NULL-terminated. */

@@ -208,7 +208,7 @@ static int phase_steps(const gbi_plan *plan, int phase) {
 }
 
 static void phase_started(gbi_engine *engine, gbi_task *task, int phase) {
-  uint8_t bit = (uint8_t)(1u << phase);
+  uint16_t bit = (uint16_t)(1u << phase);
   if (!phase || task->phases_open & bit) return;
   task->phases_open |= bit;
   gbi_watch_phase(engine->watch, task->watch_slot, gbi_phase_name(phase),
@@ -366,7 +366,8 @@ static int rank_of(const gbi_topology *topology, int rank, int resource,
                    int member) {
   if (resource == GBI_ON_ISLAND)
     return topology->islands[topology->island_of[rank]].ranks[member];
-  return resource == GBI_ON_BRIDGE ? topology->islands[member].leader : member;
+  return resource == GBI_ON_BRIDGE ? gbi_topology_linked(topology, rank, member)
+                                   : member;
 }
 
 int gbi_engine_waiting_for(gbi_engine *engine, const gbi_topology *topology,

@@ -31,7 +31,7 @@ typedef struct gbi_task {
   uint32_t state_bytes;
   uint32_t cursor[GBI_RESOURCES];
   uint32_t done;
-  uint8_t phases_open; /* bit p: phase p was opened */
+  uint16_t phases_open; /* bit p: phase p was opened */
   void *scratch;
   uint64_t scratch_bytes;
   bool active;

@@ -149,7 +149,8 @@ static gb_status get_plan(gb_group *g, const gbi_coll *coll,
     gbi_policy_env env = {.topology = g->p.topology,
                           .rank = g->p.rank,
                           .chunk_bytes = g->p.chunk_bytes,
-                          .rules = g->p.rules};
+                          .rules = g->p.rules,
+                          .links = g->p.links};
     GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
   }
   entry->used = ++g->plan_clock;

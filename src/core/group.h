@@ -30,6 +30,7 @@ typedef struct gbi_group_params {
   const gbi_rules *rules; /* of auto-tuned; NULL: none */
   const char *bridge;           /* resolved name */
   uint64_t chunk_bytes;
+  int links;                    /* see gbi_policy_env */
   struct gb_job *job;
   gbi_engine *engine;           /* given */
   gbi_control *control;

@@ -251,6 +251,7 @@ static gb_status specify_world(opener *o, gb_error *error) {
                               .who = (const char *const *)job->who,
                               .policy = gbi_policy_find(d->policy),
                               .rules = d->rules,
+                              .links = d->links,
                               .bridge = d->bridge,
                               .timeout_ms = job->timeout_ms,
                               .deadline_ns = o->deadline_ns};

@@ -60,6 +60,13 @@ const gbi_setting gbi_core_settings[] = {
      .kind = GBI_SETTING_TEXT,
      .help = "thresholds file: which policy carries which sizes; its rules "
              "must agree, its path need not"},
+    {.name = "GPUBRIDGE_SHARD_LINKS",
+     .default_value = "0",
+     .kind = GBI_SETTING_INT,
+     .must_agree = true,
+     .max = 65536,
+     .help = "links of the policy sharded-bridge, at most; 0: as many as the "
+             "smallest island has ranks"},
     {.name = "GPUBRIDGE_PINNED_STAGING",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,

@@ -254,8 +254,10 @@ static gb_status prepare(gb_job *job, subgroup *s,
     if (s->ranks[i] == job->rank) spec->me = i;
   spec->deadline_ns = gbi_deadline_after_ms(spec->timeout_ms);
   GBI_TRY(choose_policy(job, s, params->policy, &spec->policy, error));
-  return gbi_discovery_bridge(job->discovery, s->topology, s->ranks,
-                              &spec->bridge, &why, error);
+  spec->links = gbi_policy_links(spec->policy, spec->rules, s->topology,
+                                 job->discovery->links_most);
+  return gbi_discovery_bridge(job->discovery, s->topology, spec->links,
+                              s->ranks, &spec->bridge, &why, error);
 }
 
 /* Some members may be in the middle of connecting: the job ends, so that they

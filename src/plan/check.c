@@ -26,6 +26,7 @@ typedef struct checker {
   const gbi_topology *topology;
   runner *ranks;
   int world;
+  int links;
   int window;
   bool own_row;   /* the small buffer is this rank's row of the large one */
   uint64_t *sums; /* what each element of a reduction must give */
@@ -127,13 +128,16 @@ static int touched(const checker *c, int rank, const gbi_step *step, int me,
 static int members_count(const checker *c, int resource, int rank) {
   if (resource == GBI_ON_ISLAND)
     return c->topology->islands[c->topology->island_of[rank]].count;
-  return resource == GBI_ON_BRIDGE ? c->topology->islands_count : c->world;
+  if (resource != GBI_ON_BRIDGE) return c->world;
+  return c->topology->link_of[rank] < c->links ? c->topology->islands_count : 0;
 }
 
 static int member(const checker *c, int resource, int rank, int index) {
   if (resource == GBI_ON_ISLAND)
     return c->topology->islands[c->topology->island_of[rank]].ranks[index];
-  return resource == GBI_ON_BRIDGE ? c->topology->islands[index].leader : index;
+  return resource == GBI_ON_BRIDGE
+             ? gbi_topology_linked(c->topology, rank, index)
+             : index;
 }
 
 static int my_index(const checker *c, int resource, int rank) {
@@ -631,11 +635,12 @@ static gb_status check_rank(checker *c, int rank) {
   return check_messages(c, rank);
 }
 
-static gb_status check_once(const gbi_topology *topology,
+static gb_status check_once(const gbi_topology *topology, int links,
                             const gbi_plan *const *plans, int window,
                             bool own_row, gb_error *error) {
   checker c = {.topology = topology,
                .world = topology->world,
+               .links = links,
                .window = window,
                .own_row = own_row,
                .error = error};
@@ -652,16 +657,17 @@ static gb_status check_once(const gbi_topology *topology,
   return status;
 }
 
-gb_status gbi_plans_check_window(const gbi_topology *topology,
+gb_status gbi_plans_check_window(const gbi_topology *topology, int links,
                                  const gbi_plan *const *plans, int window,
                                  gb_error *error) {
-  GBI_TRY(check_once(topology, plans, window, false, error));
+  GBI_TRY(check_once(topology, links, plans, window, false, error));
   if (!has_own_row(&plans[0]->coll) || topology->world > OWN_ROW_WORLD_MAX)
     return GB_OK;
-  return check_once(topology, plans, window, true, error);
+  return check_once(topology, links, plans, window, true, error);
 }
 
-gb_status gbi_plans_check(const gbi_topology *topology,
+gb_status gbi_plans_check(const gbi_topology *topology, int links,
                           const gbi_plan *const *plans, gb_error *error) {
-  return gbi_plans_check_window(topology, plans, GBI_CHECK_WINDOW, error);
+  return gbi_plans_check_window(topology, links, plans, GBI_CHECK_WINDOW,
+                                error);
 }

@@ -6,7 +6,8 @@
  * for GBI_CHECK_WINDOW of them in flight. Calls whose small buffer may be this
  * rank's row of the large one run a second time like that, up to 1,024 ranks.
  * It reports
- *   - a communicator whose members list different steps,
+ *   - a communicator whose members list different steps, or a step of a rank
+ *     on a bridge that it holds no link of,
  *   - a message without its counterpart, of another length, or sent twice,
  *   - a deadlock (nobody can start or finish a step),
  *   - a wrong result: an element not reduced, reduced twice, misplaced, not
@@ -24,11 +25,12 @@
 
 #define GBI_CHECK_WINDOW 2
 
-/* plans[r]: rank r's plan. GB_ERR_INTERNAL with the reason. */
-gb_status gbi_plans_check(const gbi_topology *topology,
+/* plans[r]: rank r's plan; links: how many there are, 1 unless a policy uses
+ * more. GB_ERR_INTERNAL with the reason. */
+gb_status gbi_plans_check(const gbi_topology *topology, int links,
                           const gbi_plan *const *plans, gb_error *error);
 /* The same with room for `window` messages, 1 to 16, in flight at each rank. */
-gb_status gbi_plans_check_window(const gbi_topology *topology,
+gb_status gbi_plans_check_window(const gbi_topology *topology, int links,
                                  const gbi_plan *const *plans, int window,
                                  gb_error *error);
 

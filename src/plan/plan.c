@@ -9,7 +9,7 @@ const char *gbi_phase_name(int phase) {
   static const char *const names[] = {
       "",       "island-reduce",    "island-gather",
       "bridge", "island-broadcast", "island-scatter",
-      "exchange",
+      "exchange", "island-reduce-scatter", "island-all-gather",
   };
   return phase >= 0 && phase < GBI_PHASES ? names[phase] : "";
 }
@@ -174,7 +174,7 @@ gb_status gbi_plan_seal(gbi_plan *plan, gb_error *error) {
   }
   plan->first[GBI_RESOURCES] = at;
   for (uint32_t i = 0; i < plan->count; i++)
-    plan->phases |= (uint8_t)(1u << plan->steps[i].phase);
-  plan->phases &= (uint8_t)~1u;
+    plan->phases |= (uint16_t)(1u << plan->steps[i].phase);
+  plan->phases &= (uint16_t)~1u;
   return GB_OK;
 }

@@ -25,7 +25,7 @@
 typedef enum gbi_resource {
   GBI_ON_RANK,   /* local work */
   GBI_ON_ISLAND, /* members: the island's ranks, ascending */
-  GBI_ON_BRIDGE, /* members: the leaders, ascending */
+  GBI_ON_BRIDGE, /* members: the holders of this rank's link, by island */
   GBI_ON_WORLD,  /* members: all ranks */
   GBI_ON_MESH,   /* members: all ranks; each lists its own messages only */
   GBI_RESOURCES
@@ -58,6 +58,8 @@ typedef enum gbi_phase_id {
   GBI_PHASE_ISLAND_BROADCAST,
   GBI_PHASE_ISLAND_SCATTER,
   GBI_PHASE_EXCHANGE, /* the mesh */
+  GBI_PHASE_ISLAND_REDUCE_SCATTER,
+  GBI_PHASE_ISLAND_ALL_GATHER,
   GBI_PHASES
 } gbi_phase_id;
 const char *gbi_phase_name(int phase); /* "island-reduce"; static */
@@ -131,7 +133,7 @@ typedef struct gbi_plan {
   /* Per resource: the steps on it, in order. Made by gbi_plan_seal. */
   uint32_t *order;
   uint32_t first[GBI_RESOURCES + 1];
-  uint8_t phases; /* bit p: this rank takes part in phase p */
+  uint16_t phases; /* bit p: this rank takes part in phase p */
   bool failed;    /* a builder call ran out of memory or steps */
 } gbi_plan;
 

@@ -41,11 +41,13 @@ static int classify(const char *const *texts, int world, int *number_of) {
 }
 
 static void fill_islands(gbi_topology *t, const char *const *labels,
-                         int *ranks) {
+                         int *ranks, int *holders) {
   for (int r = 0; r < t->world; r++) t->islands[t->island_of[r]].count++;
   for (int i = 0; i < t->islands_count; i++) {
     t->islands[i].ranks = ranks;
+    t->islands[i].holders = holders;
     ranks += t->islands[i].count;
+    holders += t->islands[i].count;
     t->islands[i].count = 0;
   }
   for (int r = 0; r < t->world; r++) {
@@ -58,6 +60,40 @@ static void fill_islands(gbi_topology *t, const char *const *labels,
   }
 }
 
+/* `round`: how many of the island's ranks on the same host come before. */
+typedef struct holder {
+  int round, rank;
+} holder;
+
+static int by_round(const void *a, const void *b) {
+  const holder *x = a, *y = b;
+  int order = (x->round > y->round) - (x->round < y->round);
+  return order ? order : (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static bool fill_holders(gbi_topology *t) {
+  int *seen = gbi_calloc((size_t)t->hosts_count, sizeof *seen);
+  holder *order = gbi_malloc((size_t)t->world * sizeof *order);
+  for (int i = 0; i < t->islands_count && seen && order; i++) {
+    const gbi_island *island = &t->islands[i];
+    size_t n = (size_t)island->count;
+    for (size_t k = 0; k < n; k++) {
+      int rank = island->ranks[k];
+      order[k] = (holder){seen[t->host_of[rank]]++, rank};
+    }
+    qsort(order, n, sizeof *order, by_round);
+    for (size_t k = 0; k < n; k++) {
+      island->holders[k] = order[k].rank;
+      t->link_of[order[k].rank] = (int)k;
+      seen[t->host_of[order[k].rank]] = 0;
+    }
+  }
+  bool filled = seen && order;
+  free(seen);
+  free(order);
+  return filled;
+}
+
 gb_status gbi_topology_plan(const char *const *labels, const char *const *hosts,
                             int world, gbi_topology **topology_p,
                             gb_error *error) {
@@ -67,7 +103,7 @@ gb_status gbi_topology_plan(const char *const *labels, const char *const *hosts,
                     world);
   gbi_topology *t = gbi_calloc(1, sizeof *t);
   size_t n = (size_t)world;
-  if (!t || !(t->storage = gbi_malloc(3 * n * sizeof *t->storage)))
+  if (!t || !(t->storage = gbi_malloc(5 * n * sizeof *t->storage)))
     goto no_memory;
   t->world = world;
   t->island_of = t->storage;
@@ -77,7 +113,9 @@ gb_status gbi_topology_plan(const char *const *labels, const char *const *hosts,
   if (t->islands_count < 0 || t->hosts_count < 0) goto no_memory;
   t->islands = gbi_calloc((size_t)t->islands_count, sizeof *t->islands);
   if (!t->islands) goto no_memory;
-  fill_islands(t, labels, t->storage + 2 * n);
+  t->link_of = t->storage + 2 * n;
+  fill_islands(t, labels, t->storage + 3 * n, t->storage + 4 * n);
+  if (!fill_holders(t)) goto no_memory;
   *topology_p = t;
   return GB_OK;
 
@@ -105,4 +143,11 @@ int gbi_topology_position(const gbi_topology *topology, int rank) {
       high = middle;
   }
   return low;
+}
+
+int gbi_topology_links(const gbi_topology *topology, int most) {
+  int links = topology->world;
+  for (int i = 0; i < topology->islands_count; i++)
+    links = GBI_MIN(links, topology->islands[i].count);
+  return most > 0 ? GBI_MIN(links, most) : links;
 }

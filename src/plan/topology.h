@@ -15,6 +15,7 @@ typedef struct gbi_island {
   int *ranks;     /* group ranks, ascending; owned by the topology */
   int count;
   int leader;     /* ranks[0] */
+  int *holders;   /* the same ranks, that of link 0, of link 1, ... */
 } gbi_island;
 
 /* Ranks here are ranks of one group: positions 0..world-1. For the world group
@@ -25,6 +26,7 @@ typedef struct gbi_topology {
   gbi_island *islands; /* ordered by leader */
   int *island_of;      /* per rank */
   int *host_of;        /* per rank: hosts numbered in order of lowest rank */
+  int *link_of;        /* per rank: its place among its island's holders */
   int hosts_count;
   int *storage;
 } gbi_topology;
@@ -37,5 +39,19 @@ gb_status gbi_topology_plan(const char *const *labels, const char *const *hosts,
 void gbi_topology_free(gbi_topology *topology);
 /* Position of `rank` in its island's list. */
 int gbi_topology_position(const gbi_topology *topology, int rank);
+
+/* Links join islands: link j has one rank of each, its holder there. Link 0 has
+ * the leaders. The holders of an island go round its hosts, so that few links
+ * use many hosts: the first rank of every host, then the second of every host,
+ * and so on. On one host link j has the island's rank number j. */
+
+/* How many there can be: as many as the smallest island has ranks, and no more
+ * than `most` (0: no bound). */
+int gbi_topology_links(const gbi_topology *topology, int most);
+/* The member of `rank`'s link that belongs to `island`. */
+static inline int gbi_topology_linked(const gbi_topology *topology, int rank,
+                                      int island) {
+  return topology->islands[island].holders[topology->link_of[rank]];
+}
 
 #endif

@@ -96,3 +96,26 @@ GB_TEST(topology, four_thousand_ranks) {
   free(hosts);
   free(names);
 }
+
+/* Links: as many as the smallest island has ranks; holders go round the hosts
+ * of their island, and link 0 has the leaders. */
+GB_TEST(topology, links) {
+  static const char *const labels[] = {"a", "a", "a", "a", "b", "b", "b"};
+  static const char *const hosts[] = {"x", "x", "y", "y", "z", "z", "z"};
+  gbi_topology *t;
+  GB_CHECK_OK(gbi_topology_plan(labels, hosts, 7, &t, NULL));
+  GB_CHECK_INT(gbi_topology_links(t, 0), 3);
+  GB_CHECK_INT(gbi_topology_links(t, 2), 2);
+  GB_CHECK_INT(gbi_topology_links(t, 9), 3);
+  static const int a[] = {0, 2, 1, 3}, b[] = {4, 5, 6};
+  for (int i = 0; i < 4; i++) {
+    GB_CHECK_INT(t->islands[0].holders[i], a[i]);
+    GB_CHECK_INT(t->link_of[a[i]], i);
+  }
+  for (int i = 0; i < 3; i++) {
+    GB_CHECK_INT(t->islands[1].holders[i], b[i]);
+    GB_CHECK_INT(gbi_topology_linked(t, a[i], 1), b[i]);
+    GB_CHECK_INT(gbi_topology_linked(t, b[i], 0), a[i]);
+  }
+  gbi_topology_free(t);
+}

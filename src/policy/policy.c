@@ -6,6 +6,7 @@
 static const gbi_policy_ops *const policies[] = {
     &gbi_policy_native_only,
     &gbi_policy_reduce_bridge_broadcast,
+    &gbi_policy_sharded_bridge,
     &gbi_policy_flat,
     &gbi_policy_auto_tuned,
 };
@@ -24,6 +25,35 @@ const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology) {
                                       : &gbi_policy_reduce_bridge_broadcast;
 }
 
+/* The policy itself, or one that its rules name. */
+static bool any_of(const gbi_policy_ops *policy, const gbi_rules *rules,
+                   bool (*wants)(const gbi_policy_ops *policy)) {
+  bool any = wants(policy);
+  if (policy != &gbi_policy_auto_tuned || !rules) return any;
+  for (int i = 0; i < rules->count; i++)
+    any = any || (rules->rules[i].policy && wants(rules->rules[i].policy));
+  return any;
+}
+
+static bool wants_world(const gbi_policy_ops *policy) {
+  return policy->uses_world;
+}
+static bool wants_links(const gbi_policy_ops *policy) {
+  return policy->uses_links;
+}
+
+bool gbi_policy_needs_world(const gbi_policy_ops *policy,
+                            const gbi_rules *rules) {
+  return any_of(policy, rules, wants_world);
+}
+
+int gbi_policy_links(const gbi_policy_ops *policy, const gbi_rules *rules,
+                     const gbi_topology *topology, int most) {
+  if (topology->islands_count < 2) return 0;
+  return any_of(policy, rules, wants_links) ? gbi_topology_links(topology, most)
+                                            : 1;
+}
+
 void gbi_policy_names(const gbi_topology *topology, char *buffer,
                       size_t bytes) {
   gbi_text text;
@@ -31,16 +61,6 @@ void gbi_policy_names(const gbi_topology *topology, char *buffer,
   for (size_t i = 0; i < GBI_COUNT(policies); i++)
     if (!topology || policies[i]->fits(topology))
       gbi_text_add(&text, "%s%s", text.used ? ", " : "", policies[i]->name);
-}
-
-bool gbi_policy_needs_world(const gbi_policy_ops *policy,
-                            const gbi_rules *rules) {
-  bool needs = policy->uses_world;
-  if (policy != &gbi_policy_auto_tuned || !rules) return needs;
-  for (int i = 0; i < rules->count; i++)
-    needs = needs || (rules->rules[i].policy &&
-                      rules->rules[i].policy->uses_world);
-  return needs;
 }
 
 gb_status gbi_policy_plan(const gbi_policy_ops *policy,

@@ -18,6 +18,7 @@ typedef struct gbi_policy_env {
   int rank;             /* the rank whose plan is made */
   uint64_t chunk_bytes; /* pipelining unit; equal on all ranks */
   const struct gbi_rules *rules; /* of auto-tuned; NULL: none */
+  int links;            /* that are open: gbi_policy_links */
 } gbi_policy_env;
 
 typedef struct gbi_policy_ops {
@@ -27,10 +28,12 @@ typedef struct gbi_policy_ops {
   /* Fills an empty plan; the caller seals it. */
   void (*plan)(const gbi_policy_env *env, gbi_plan *plan);
   bool uses_world; /* needs the communicator of all ranks */
+  bool uses_links; /* needs the links beside the leaders' */
 } gbi_policy_ops;
 
 extern const gbi_policy_ops gbi_policy_native_only;
 extern const gbi_policy_ops gbi_policy_reduce_bridge_broadcast;
+extern const gbi_policy_ops gbi_policy_sharded_bridge;
 extern const gbi_policy_ops gbi_policy_flat;
 extern const gbi_policy_ops gbi_policy_auto_tuned;
 
@@ -38,6 +41,11 @@ extern const gbi_policy_ops gbi_policy_auto_tuned;
 const gbi_policy_ops *gbi_policy_find(const char *name);
 /* What "auto" means on this topology. */
 const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology);
+/* How many links a group under this policy opens: at most `most` (0: no bound),
+ * 1 when it needs the leaders' only, 0 with one island. */
+int gbi_policy_links(const gbi_policy_ops *policy,
+                     const struct gbi_rules *rules,
+                     const gbi_topology *topology, int most);
 /* Names for error texts; only those that fit, when topology is given. */
 void gbi_policy_names(const gbi_topology *topology, char *buffer,
                       size_t bytes);
@@ -68,6 +76,8 @@ uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
  * there are. Aligned to 64 bytes. */
 uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total);
+/* The plans of reduce-bridge-broadcast over the links 0 to links - 1. */
+void gbi_plan_over_links(const gbi_policy_env *env, gbi_plan *plan, int links);
 /* gather, scatter and all_to_all. */
 bool gbi_is_exchange(int op);
 void gbi_plan_exchange(const gbi_policy_env *env, gbi_plan *plan);

@@ -18,18 +18,23 @@ static uint32_t dice(uint32_t sides) {
 
 static const char *const names[] = {"nvidia", "amd", "third", "fourth"};
 
-static gbi_topology *make_topology(const int *islands, int world) {
+static gbi_topology *make_hosts(const int *islands, const int *host,
+                                int world) {
   const char **labels = malloc(sizeof *labels * (size_t)world);
   const char **hosts = malloc(sizeof *hosts * (size_t)world);
   for (int r = 0; r < world; r++) {
     labels[r] = names[islands[r]];
-    hosts[r] = "one";
+    hosts[r] = host ? names[host[r]] : "one";
   }
   gbi_topology *topology;
   GB_CHECK_OK(gbi_topology_plan(labels, hosts, world, &topology, NULL));
   free(labels);
   free(hosts);
   return topology;
+}
+
+static gbi_topology *make_topology(const int *islands, int world) {
+  return make_hosts(islands, NULL, world);
 }
 
 /* What is called; the lengths of rows: equal, differing, or all zero. */
@@ -74,6 +79,7 @@ typedef struct call {
   uint64_t *lengths; /* row lengths, or part [from][to] of an all_to_all */
   uint64_t *parts;   /* [rank]: its two lists */
   gbi_plan **plans;
+  int links, links_most;
 } call;
 
 static void init_lengths(call *c, const shape *s, uint64_t count) {
@@ -122,11 +128,13 @@ static const gbi_rules *rules; /* of auto-tuned */
 static void call_plan(call *c, const gbi_policy_ops *policy,
                       uint64_t chunk_bytes) {
   int world = c->topology->world;
+  c->links = gbi_policy_links(policy, rules, c->topology, c->links_most);
   for (int r = 0; r < world; r++) {
     gbi_policy_env env = {.topology = c->topology,
                           .rank = r,
                           .chunk_bytes = chunk_bytes,
-                          .rules = rules};
+                          .rules = rules,
+                          .links = c->links};
     gbi_coll coll = c->coll;
     if (c->lengths) {
       coll.counts = c->parts ? c->parts + (size_t)r * 2 * (size_t)world
@@ -141,16 +149,19 @@ static void call_plan(call *c, const gbi_policy_ops *policy,
 
 static void check_one(const gbi_policy_ops *policy, const shape *s,
                       const gbi_topology *topology, uint64_t count,
-                      uint64_t chunk_bytes) {
+                      uint64_t chunk_bytes, int links_most) {
   call c;
   gb_error error;
   call_init(&c, s, topology, count);
+  c.links_most = links_most;
   call_plan(&c, policy, chunk_bytes);
-  if (gbi_plans_check(topology, (const gbi_plan *const *)c.plans, &error))
+  if (gbi_plans_check(topology, c.links, (const gbi_plan *const *)c.plans,
+                      &error))
     gb_test_fail(__FILE__, __LINE__,
-                 "%s, world %d, %d islands, %s of type %d, redop %d, root %d, "
-                 "lengths %d, count %llu: %s",
+                 "%s, world %d, %d islands, %d links, chunk %llu, %s of type "
+                 "%d, redop %d, root %d, lengths %d, count %llu: %s",
                  policy->name, topology->world, topology->islands_count,
+                 c.links, (unsigned long long)chunk_bytes,
                  gbi_op_name(s->op), s->dtype, s->redop, (int)c.coll.root,
                  (int)s->lengths, (unsigned long long)count, error.text);
   call_fini(&c);
@@ -158,7 +169,7 @@ static void check_one(const gbi_policy_ops *policy, const shape *s,
 
 static const gbi_policy_ops *const policies[] = {
     &gbi_policy_native_only, &gbi_policy_reduce_bridge_broadcast,
-    &gbi_policy_flat};
+    &gbi_policy_sharded_bridge, &gbi_policy_flat};
 
 static void check_topology(const gbi_topology *topology, uint64_t count,
                            uint64_t chunk_bytes) {
@@ -168,7 +179,9 @@ static void check_topology(const gbi_topology *topology, uint64_t count,
     for (size_t s = 0; s < GBI_COUNT(shapes); s++) {
       /* Exchanges are the same under every policy. */
       if (policies[p]->uses_world && gbi_is_exchange(shapes[s].op)) continue;
-      check_one(policies[p], &shapes[s], topology, count, chunk_bytes);
+      /* All links there are, or a random bound. */
+      int most = policies[p]->uses_links ? (int)dice(4) : 0;
+      check_one(policies[p], &shapes[s], topology, count, chunk_bytes, most);
     }
   }
 }
@@ -182,7 +195,8 @@ GB_TEST(policy, named_layouts, .timeout_ms = 240000) {
       {4, {0, 0, 1, 1}}, {4, {0, 1, 0, 1}},    {4, {1, 1, 0, 0}},
       {4, {0, 0, 0, 1}}, {4, {0, 1, 1, 1}},    {4, {0, 0, 0, 0}},
       {7, {0, 0, 1, 1, 1, 2, 2}}, {8, {0, 0, 0, 0, 1, 1, 1, 1}},
-      {6, {0, 1, 0, 1, 1, 1}},
+      {6, {0, 1, 0, 1, 1, 1}},   {5, {0, 0, 0, 1, 1}},
+      {6, {0, 0, 0, 1, 1, 1}},
   };
   static const uint64_t counts[] = {0, 1, 2, 7, 16, 100, 333};
   for (size_t l = 0; l < GBI_COUNT(layouts); l++) {
@@ -203,7 +217,9 @@ GB_TEST(policy, five_hundred_random_topologies, .timeout_ms = 240000) {
     int labels = 1 + (int)dice(4);
     int islands[64];
     for (int r = 0; r < world; r++) islands[r] = (int)dice((uint32_t)labels);
-    gbi_topology *t = make_topology(islands, world);
+    int hosts[64];
+    for (int r = 0; r < world; r++) hosts[r] = (int)dice(i % 3 ? 1 : 4);
+    gbi_topology *t = make_hosts(islands, hosts, world);
     check_topology(t, dice(60), 8u << dice(6));
     gbi_topology_free(t);
   }
@@ -222,6 +238,8 @@ GB_TEST(policy, four_thousand_ranks, .timeout_ms = 240000) {
       shape shape;
       uint64_t count;
     } large[] = {
+        {{GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, EQUAL}, 1500},
+        {{GBI_OP_REDUCE, GB_FLOAT16, GB_AVG, EQUAL}, 600},
         {{GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, EQUAL}, 100},
         {{GBI_OP_REDUCE, GB_FLOAT16, GB_AVG, EQUAL}, 100},
         {{GBI_OP_BROADCAST, GB_INT64, 255, EQUAL}, 100},
@@ -229,59 +247,70 @@ GB_TEST(policy, four_thousand_ranks, .timeout_ms = 240000) {
         {{GBI_OP_GATHER, GB_FLOAT32, 255, EQUAL}, 3},
         {{GBI_OP_SCATTER, GB_FLOAT32, 255, EQUAL}, 3},
     };
-    for (size_t i = 0; i < GBI_COUNT(large); i++)
+    for (size_t i = 0; i < GBI_COUNT(large); i++) {
       check_one(&gbi_policy_reduce_bridge_broadcast, &large[i].shape, t,
-                large[i].count, 4096);
+                large[i].count, 4096, 0);
+      check_one(&gbi_policy_sharded_bridge, &large[i].shape, t, large[i].count,
+                4096, layout ? 0 : 8);
+    }
     gbi_topology_free(t);
   }
 }
 
-/* Rounds of all_to_all where each rank has hundreds of messages and room for
- * two. */
 /* Sizes at a border take one policy on all ranks, whatever their part. */
 GB_TEST(policy, rules_choose_alike_on_all_ranks) {
   static const int islands[] = {0, 0, 1, 1, 1, 2, 2};
   gbi_rules mixed;
-  GB_CHECK(gbi_rules_parse("8=auto,64=flat,*=auto;all_gather:100=flat,*=auto",
-                           &mixed));
+  GB_CHECK(gbi_rules_parse(
+      "8=auto,64=flat,*=sharded-bridge;all_gather:100=flat,*=sharded-bridge",
+      &mixed));
   rules = &mixed;
   gbi_topology *t = make_topology(islands, 7);
   for (uint64_t count = 0; count < 40; count++)
     for (size_t s = 0; s < GBI_COUNT(shapes); s++)
-      check_one(&gbi_policy_auto_tuned, &shapes[s], t, count, 64);
+      check_one(&gbi_policy_auto_tuned, &shapes[s], t, count, 64, 0);
   gbi_topology_free(t);
   rules = NULL;
 }
 
+/* Rounds of all_to_all where each rank has hundreds of messages and room for
+ * two. */
 GB_TEST(policy, all_to_all_of_many, .timeout_ms = 120000) {
   enum { WORLD = 256 };
   static int islands[WORLD];
   for (int r = 0; r < WORLD; r++) islands[r] = r / 8 % 2;
   gbi_topology *t = make_topology(islands, WORLD);
   shape s = {GBI_OP_ALL_TO_ALL, GB_FLOAT32, 255, EQUAL};
-  check_one(&gbi_policy_reduce_bridge_broadcast, &s, t, 2, 4096);
+  check_one(&gbi_policy_reduce_bridge_broadcast, &s, t, 2, 4096, 0);
   s.lengths = MIXED;
-  check_one(&gbi_policy_reduce_bridge_broadcast, &s, t, 3, 4096);
+  check_one(&gbi_policy_reduce_bridge_broadcast, &s, t, 3, 4096, 0);
   gbi_topology_free(t);
 }
 
 /* A plan of several chunks on 2 + 2 ranks, damaged by `harm` on some. */
-static void check_harm(shape s, int window, int ranks,
-                       void (*harm)(gbi_plan *plan), const char *words) {
+static void check_harm_of(const gbi_policy_ops *policy, shape s, int window,
+                          int ranks, void (*harm)(gbi_plan *plan),
+                          const char *words) {
   int islands[] = {0, 0, 1, 1};
   gbi_topology *t = make_topology(islands, 4);
   call c;
   gb_error error;
   call_init(&c, &s, t, 100);
   if (c.coll.root >= 0) c.coll.root = 1;
-  call_plan(&c, &gbi_policy_reduce_bridge_broadcast, 64);
+  call_plan(&c, policy, 64);
   for (int r = 0; r < ranks; r++) harm(c.plans[r]);
-  GB_CHECK_INT(gbi_plans_check_window(t, (const gbi_plan *const *)c.plans,
-                                      window, &error),
+  GB_CHECK_INT(gbi_plans_check_window(t, c.links,
+                                      (const gbi_plan *const *)c.plans, window,
+                                      &error),
                GB_ERR_INTERNAL);
   GB_CHECK_TEXT(error.text, words);
   call_fini(&c);
   gbi_topology_free(t);
+}
+static void check_harm(shape s, int window, int ranks,
+                       void (*harm)(gbi_plan *plan), const char *words) {
+  check_harm_of(&gbi_policy_reduce_bridge_broadcast, s, window, ranks, harm,
+                words);
 }
 static const shape average = {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_AVG, EQUAL};
 static const shape scaled = {GBI_OP_REDUCE, GB_FLOAT32, GB_PREMUL_SUM, EQUAL};
@@ -338,6 +367,73 @@ GB_TEST(policy, checker_sees_a_wrong_result) {
 }
 GB_TEST(policy, checker_sees_another_order) {
   check_harm(average, 2, 1, swap_order, "differs between ranks");
+}
+
+/* Over two links every rank holds one: each has damage of its own to show. */
+#define SHARDED(words_of_test, shape_of, ranks, harm, words)                  \
+  GB_TEST(policy, checker_sees_on_links_##words_of_test) {                    \
+    check_harm_of(&gbi_policy_sharded_bridge, shape_of, 2, ranks, harm,       \
+                  words);                                                     \
+  }
+SHARDED(a_missing_dependency, average, 2, drop_dependency, "neither waits")
+SHARDED(different_steps, average, 1, change_count, "differs between ranks")
+SHARDED(a_wrong_result, average, 2, drop_divide, "wrong result")
+SHARDED(another_order, average, 1, swap_order, "differs between ranks")
+
+/* Rank 1 skips its link: the other end waits for it. */
+static void leave_the_link(gbi_plan *plan) {
+  for (uint32_t i = 0; i < plan->count; i++)
+    if (plan->steps[i].resource == GBI_ON_BRIDGE) {
+      plan->steps[i].resource = GBI_ON_RANK;
+      plan->steps[i].verb = GBI_DO_COPY;
+    }
+  free(plan->order);
+  GB_CHECK_OK(gbi_plan_seal(plan, NULL));
+}
+SHARDED(a_link_that_is_left, average, 2, leave_the_link, "lists")
+
+/* With one link only, a plan for two goes over one that is not there. */
+GB_TEST(policy, checker_sees_a_link_that_is_not_there) {
+  int islands[] = {0, 0, 1, 1};
+  gbi_topology *t = make_topology(islands, 4);
+  call c;
+  gb_error error;
+  call_init(&c, &average, t, 100);
+  call_plan(&c, &gbi_policy_sharded_bridge, 64);
+  GB_CHECK_INT(c.links, 2);
+  GB_CHECK_INT(
+      gbi_plans_check(t, 1, (const gbi_plan *const *)c.plans, &error),
+      GB_ERR_INTERNAL);
+  GB_CHECK_TEXT(error.text, "of 0 members");
+  call_fini(&c);
+  gbi_topology_free(t);
+}
+
+/* What one link carries of n elements: an even share, and link 0 all of a call
+ * that is too short to cut. */
+static uint64_t carried(const gbi_plan *plan) {
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < plan->count; i++)
+    if (plan->steps[i].resource == GBI_ON_BRIDGE) count += plan->steps[i].count;
+  return count;
+}
+GB_TEST(policy, links_share_evenly) {
+  int islands[] = {0, 0, 0, 0, 1, 1, 1, 1, 1};
+  gbi_topology *t = make_topology(islands, 9);
+  static const shape sum = {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, EQUAL};
+  for (int shorter = 0; shorter < 2; shorter++) {
+    call c;
+    call_init(&c, &sum, t, shorter ? 4000 : 1 << 20);
+    call_plan(&c, &gbi_policy_sharded_bridge, 1 << 18);
+    GB_CHECK_INT(c.links, 4);
+    for (int r = 0; r < 9; r++)
+      GB_CHECK_INT(carried(c.plans[r]), r == 8     ? 0
+                                        : !shorter ? 1 << 18
+                                        : r % 4    ? 0
+                                                   : 4000);
+    call_fini(&c);
+  }
+  gbi_topology_free(t);
 }
 
 /* The leader, which is not the root, loads without its factor. */

@@ -16,6 +16,10 @@
  * island hands out chunk c - 1. The order of steps on the island is therefore
  * "take in c, hand out c - GBI_LOOKAHEAD", the same on every rank.
  *
+ * Over k links (sharded_bridge.c) every range above is cut into segments, one a
+ * link: "leader" is then the holder of the segment's link. With one link there
+ * is one segment, and the plan is the one drawn.
+ *
  * A "run" is a maximal range of consecutive ranks of one island, so that
  * contiguous islands cost one range and interleaved ones one range a rank. */
 #include "policy/policy.h"
@@ -23,6 +27,11 @@
 #include "base/memory.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+/* Less is not worth a segment of its own (nor an eighth of a chunk, where
+ * chunks are set smaller). */
+#define SEGMENT_LEAST_BYTES ((uint64_t)16 << 10)
 
 static bool fits(const gbi_topology *topology) {
   return topology->islands_count >= 2;
@@ -35,7 +44,10 @@ typedef struct maker {
   gbi_plan *plan;
   const gbi_island *island; /* mine */
   int island_index;
-  bool leads;
+  int links;      /* that this call uses: numbers 0 .. links - 1 */
+  int link;       /* the one that this rank holds, -1: none */
+  uint64_t least; /* bytes that are worth a segment of their own */
+  uint8_t reduces, hands_out; /* what the island phases are called */
   bool alone; /* the island has one rank: it needs no island steps */
   bool wide;
   uint64_t bytes; /* of one element on its way */
@@ -48,10 +60,90 @@ static uint64_t row_at(const maker *m, int r) {
   return gbi_plan_row_at(m->plan, r);
 }
 
+/* ---- segments ---- */
+
+/* How a range is cut: segment q goes over link (first + q) % links. */
+typedef struct cut {
+  uint64_t count;   /* of the range */
+  uint64_t segment; /* elements in each, but for the last */
+  int segments;
+  int first;
+} cut;
+
+/* `turn` numbers the ranges of a call, alike on every rank: those too short for
+ * all links take turns on them. An empty range is one segment, a meeting. */
+static cut cut_range(const maker *m, uint64_t count, uint64_t turn) {
+  uint64_t links = (uint64_t)m->links;
+  uint64_t worth = GBI_MAX(count * m->bytes / m->least, 1);
+  uint64_t most = GBI_MIN(links, worth);
+  uint64_t segment = GBI_MAX((count + most - 1) / most, 1);
+  uint64_t line = 64 / m->bytes;
+  if (segment > line) segment = (segment + line - 1) / line * line;
+  uint64_t segments = count ? (count + segment - 1) / segment : 1;
+  uint64_t first = turn % links * segments % links;
+  return (cut){count, segment, (int)segments, (int)first};
+}
+
+static uint64_t cut_at(const cut *c, int q) {
+  return (uint64_t)q * c->segment;
+}
+static uint64_t cut_count(const cut *c, int q) {
+  return GBI_MIN(c->segment, c->count - cut_at(c, q));
+}
+static int link_of(const maker *m, const cut *c, int q) {
+  return (c->first + q) % m->links;
+}
+/* The rank of my island that holds the segment's link. */
+static int holder_of(const maker *m, const cut *c, int q) {
+  return m->island->holders[link_of(m, c, q)];
+}
+static int root_of(const maker *m, const cut *c, int q) {
+  return gbi_topology_position(m->topology, holder_of(m, c, q));
+}
+/* The segment whose link this rank holds, -1: none. */
+static int my_segment(const maker *m, const cut *c) {
+  if (m->link < 0) return -1;
+  int q = (m->link - c->first + m->links) % m->links;
+  return q < c->segments ? q : -1;
+}
+
+/* The island's reduces of a range, one a segment, and what came of them. */
+typedef struct taken {
+  uint32_t first; /* the first of the reduces */
+  uint32_t last;  /* after it this rank's own segment is final */
+} taken;
+
+/* The step after which this rank's part in segment q is over. */
+static uint32_t after_segment(const maker *m, const cut *c, const taken *t,
+                              int q) {
+  return q == my_segment(m, c) ? t->last : t->first + (uint32_t)q;
+}
+
+/* Whether this rank hands segment q out, or gets it, only when its own link is
+ * through with the range: its own segment, and all of a call's first range, so
+ * that the phases of a record begin in the order of their names. */
+static bool waits_for_link(const maker *m, const cut *c, int q, bool first) {
+  int mine = my_segment(m, c);
+  return q == mine || (first && mine >= 0);
+}
+
+/* Elements [at, ...) of the range that lies at `place`. */
+static gbi_ref part_of(const maker *m, gbi_ref place, uint64_t at) {
+  uint64_t size = place.place == GBI_SCRATCH ? m->bytes : 1;
+  return (gbi_ref){place.place, place.offset + at * size};
+}
+
+/* ---- steps ---- */
+
 static void depend(gbi_step *step, uint32_t from, uint32_t count) {
   int slot = step->deps[0].count ? 1 : 0;
   step->deps[slot].from = from;
   step->deps[slot].count = count;
+}
+
+static void depend_only(gbi_step *step, uint32_t on) {
+  memset(step->deps, 0, sizeof step->deps);
+  depend(step, on, 1);
 }
 
 static uint32_t add_local(maker *m, int verb, gbi_ref src, gbi_ref dst,
@@ -83,48 +175,70 @@ static gbi_step bridge_step(int verb, int root, gbi_ref src, gbi_ref dst,
   return step;
 }
 
-/* ---- all_reduce ---- */
-
-/* Island sum onto the leader and the bridge's total, in place. Returns the
- * index of the step after which the leader's chunk is final; members have none
- * (returns their only step). */
-static uint32_t reduce_chunk(maker *m, uint64_t at, uint64_t n, gbi_ref place,
-                             uint32_t free_from, uint32_t free_count) {
-  uint32_t last_from = free_from, last_count = free_count;
-  gbi_ref out = gbi_ref_to(GBI_OUT, at);
-  if (m->wide) {
-    last_from = add_local(m, GBI_DO_LOAD, gbi_ref_to(GBI_IN, at), place, n,
-                          last_from, last_count);
-    last_count = 1;
-  }
-  if (!m->alone) {
-    gbi_step step =
-        island_step(GBI_DO_REDUCE, GBI_PHASE_ISLAND_REDUCE, 0, place, place, n);
+/* Each segment onto its holder. Returns the first of the steps, which all wait
+ * for the same. */
+static uint32_t reduce_segments(maker *m, const cut *c, gbi_ref src,
+                                gbi_ref dst, const gbi_step *like) {
+  uint32_t first = m->plan->count;
+  for (int q = 0; q < c->segments; q++) {
+    uint64_t at = cut_at(c, q);
+    gbi_step step = island_step(GBI_DO_REDUCE, m->reduces, root_of(m, c, q),
+                                part_of(m, src, at), part_of(m, dst, at),
+                                cut_count(c, q));
     step.wide = m->wide;
-    depend(&step, last_from, last_count);
-    last_from = gbi_plan_add(m->plan, &step);
-    last_count = 1;
+    step.deps[0] = like->deps[0];
+    step.deps[1] = like->deps[1];
+    gbi_plan_add(m->plan, &step);
   }
-  if (!m->leads) return last_from;
-  gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
-  step.wide = m->wide;
-  depend(&step, last_from, last_count);
-  last_from = gbi_plan_add(m->plan, &step);
-  if (m->wide)
-    last_from = add_local(m, GBI_DO_STORE, place, out, n, last_from, 1);
-  else if (m->plan->coll.redop == GB_AVG)
-    last_from = add_local(m, GBI_DO_DIVIDE, out, out, n, last_from, 1);
-  return last_from;
+  return first;
 }
 
-static uint32_t hand_out_chunk(maker *m, uint64_t at, uint64_t n,
-                               uint32_t after) {
-  if (m->alone) return after;
-  gbi_step step =
-      island_step(GBI_DO_BROADCAST, GBI_PHASE_ISLAND_BROADCAST, 0,
-                  gbi_ref_to(GBI_OUT, at), gbi_ref_to(GBI_OUT, at), n);
-  depend(&step, after, 1);
-  return gbi_plan_add(m->plan, &step);
+/* ---- all_reduce ---- */
+
+/* Island sums of the chunk onto the holders and the links' totals, in place. */
+static taken reduce_chunk(maker *m, const cut *c, uint64_t at, gbi_ref place,
+                          gbi_step waits) {
+  gbi_ref out = gbi_ref_to(GBI_OUT, at);
+  uint64_t n = c->count;
+  if (m->wide) {
+    uint32_t load = add_local(m, GBI_DO_LOAD, gbi_ref_to(GBI_IN, at), place, n,
+                              waits.deps[0].from, waits.deps[0].count);
+    depend_only(&waits, load);
+  }
+  taken t = {m->plan->count, m->plan->count};
+  int mine = my_segment(m, c);
+  if (!m->alone) t.first = reduce_segments(m, c, place, place, &waits);
+  if (mine < 0) return t;
+  if (!m->alone) depend_only(&waits, t.first + (uint32_t)mine);
+  uint64_t skip = cut_at(c, mine);
+  n = cut_count(c, mine);
+  place = part_of(m, place, skip);
+  out = part_of(m, out, skip);
+  gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
+  step.wide = m->wide;
+  step.deps[0] = waits.deps[0];
+  t.last = gbi_plan_add(m->plan, &step);
+  if (m->wide)
+    t.last = add_local(m, GBI_DO_STORE, place, out, n, t.last, 1);
+  else if (m->plan->coll.redop == GB_AVG)
+    t.last = add_local(m, GBI_DO_DIVIDE, out, out, n, t.last, 1);
+  return t;
+}
+
+/* From the holders to everybody. *first_p, *count_p: the chunk's last steps. */
+static void hand_out_chunk(maker *m, const cut *c, uint64_t at, const taken *t,
+                           uint32_t *first_p, uint32_t *count_p) {
+  *first_p = m->alone ? t->last : m->plan->count;
+  *count_p = m->alone ? 1 : (uint32_t)c->segments;
+  for (int q = 0; q < c->segments && !m->alone; q++) {
+    gbi_ref place = gbi_ref_to(GBI_OUT, at + cut_at(c, q));
+    gbi_step step = island_step(GBI_DO_BROADCAST, m->hands_out,
+                                root_of(m, c, q), place, place,
+                                cut_count(c, q));
+    if (waits_for_link(m, c, q, !at)) depend(&step, t->last, 1);
+    if (q != my_segment(m, c)) depend(&step, t->first + (uint32_t)q, 1);
+    gbi_plan_add(m->plan, &step);
+  }
 }
 
 static void plan_all_reduce(maker *m) {
@@ -133,21 +247,24 @@ static void plan_all_reduce(maker *m) {
   uint64_t chunks = count ? (count + chunk - 1) / chunk : 1;
   uint64_t slot_bytes = chunk * m->bytes;
   if (m->wide) m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
-  uint32_t done[GBI_SLOTS] = {0}; /* last step of the chunk in each slot */
+  taken done[GBI_SLOTS] = {{0}};
+  uint32_t from[GBI_SLOTS] = {0}, steps[GBI_SLOTS] = {0}; /* ends of a chunk */
   for (uint64_t c = 0; c < chunks + GBI_LOOKAHEAD; c++) {
     if (c < chunks) {
-      uint64_t at = c * chunk, n = GBI_MIN(chunk, count - at);
+      uint64_t at = c * chunk;
       uint32_t slot = (uint32_t)(c % GBI_SLOTS);
       gbi_ref place = m->wide ? gbi_ref_to(GBI_SCRATCH, slot * slot_bytes)
                               : gbi_ref_to(GBI_OUT, at);
-      bool reused = m->wide && c >= GBI_SLOTS;
-      done[slot] = reduce_chunk(m, at, n, place, done[slot], reused);
+      gbi_step waits = {0};
+      if (m->wide && c >= GBI_SLOTS) depend(&waits, from[slot], steps[slot]);
+      cut cuts = cut_range(m, GBI_MIN(chunk, count - at), c);
+      done[slot] = reduce_chunk(m, &cuts, at, place, waits);
     }
     if (c >= GBI_LOOKAHEAD) {
       uint64_t k = c - GBI_LOOKAHEAD, at = k * chunk;
       uint32_t slot = (uint32_t)(k % GBI_SLOTS);
-      done[slot] =
-          hand_out_chunk(m, at, GBI_MIN(chunk, count - at), done[slot]);
+      cut cuts = cut_range(m, GBI_MIN(chunk, count - at), k);
+      hand_out_chunk(m, &cuts, at, &done[slot], &from[slot], &steps[slot]);
     }
   }
 }
@@ -162,6 +279,10 @@ typedef struct unit {
   uint64_t at, count;
   uint64_t turn; /* its place in the order that all ranks follow */
 } unit;
+
+static cut cut_unit(const maker *m, const unit *u) {
+  return cut_range(m, u->count, u->turn);
+}
 
 /* The source island's own part: everybody there gets each row from its rank.
  * Returns the first step; *count_p how many. */
@@ -186,8 +307,8 @@ static uint32_t spread_at_home(maker *m, const unit *u, uint32_t copied,
   return first;
 }
 
-/* Takes the unit in: home spread and bridge. Returns the step after which the
- * leader of another island may hand it out. */
+/* Takes the unit in: home spread and links. Returns the step after which this
+ * rank, when it holds a link in another island, may hand its segment out. */
 static uint32_t take_unit(maker *m, const unit *u, uint32_t copied) {
   uint32_t first = copied, spread = u->rank < 0;
   if (u->island == m->island_index && !m->alone) {
@@ -195,21 +316,27 @@ static uint32_t take_unit(maker *m, const unit *u, uint32_t copied) {
     first = spread_at_home(m, u, copied, &count);
     spread = count;
   }
-  if (!m->leads) return first;
-  gbi_step step =
-      bridge_step(GBI_DO_BROADCAST, u->island, gbi_ref_to(GBI_OUT, u->at),
-                  gbi_ref_to(GBI_OUT, u->at), u->count);
+  cut c = cut_unit(m, u);
+  int mine = my_segment(m, &c);
+  if (mine < 0) return first;
+  gbi_ref place = gbi_ref_to(GBI_OUT, u->at + cut_at(&c, mine));
+  gbi_step step = bridge_step(GBI_DO_BROADCAST, u->island, place, place,
+                              cut_count(&c, mine));
   if (u->island == m->island_index) depend(&step, first, spread);
   return gbi_plan_add(m->plan, &step);
 }
 
 static void hand_out_unit(maker *m, const unit *u, uint32_t after) {
   if (u->island == m->island_index || m->alone) return;
-  gbi_step step = island_step(GBI_DO_BROADCAST, GBI_PHASE_ISLAND_BROADCAST, 0,
-                              gbi_ref_to(GBI_OUT, u->at),
-                              gbi_ref_to(GBI_OUT, u->at), u->count);
-  if (m->leads) depend(&step, after, 1);
-  gbi_plan_add(m->plan, &step);
+  cut c = cut_unit(m, u);
+  for (int q = 0; q < c.segments; q++) {
+    gbi_ref place = gbi_ref_to(GBI_OUT, u->at + cut_at(&c, q));
+    gbi_step step = island_step(GBI_DO_BROADCAST, m->hands_out,
+                                root_of(m, &c, q), place, place,
+                                cut_count(&c, q));
+    if (waits_for_link(m, &c, q, !u->turn)) depend(&step, after, 1);
+    gbi_plan_add(m->plan, &step);
+  }
 }
 
 static int compare_turns(const void *a, const void *b) {
@@ -246,6 +373,7 @@ static unit *cut_units(maker *m, uint64_t chunk, uint64_t *count_p) {
   }
   free(turns);
   if (units) qsort(units, count, sizeof *units, compare_turns);
+  for (uint64_t i = 0; units && i < count; i++) units[i].turn = i;
   *count_p = count;
   return units;
 }
@@ -281,43 +409,46 @@ static void plan_broadcast(maker *m) {
     ring[i] = (unit){.island = m->topology->island_of[root],
                      .rank = root,
                      .at = c * chunk,
-                     .count = GBI_MIN(chunk, count - c * chunk)};
+                     .count = GBI_MIN(chunk, count - c * chunk),
+                     .turn = c};
     after[i] = take_unit(m, &ring[i], 0);
   }
 }
 
 /* ---- reduce_scatter and reduce ---- */
 
-/* Slices [at, at + count) of the input, all of ranks of island `to`. */
-static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
-                           uint32_t free_from, uint32_t free_count) {
+/* Slices [at, at + count) of the input, all of ranks of island `to`. `waits`:
+ * what the slot's last users were. */
+static taken gather_sum(maker *m, const unit *u, gbi_ref place,
+                        gbi_step waits) {
   gbi_ref src = gbi_ref_to(GBI_IN, u->at);
-  uint32_t from = free_from, n = free_count;
+  cut c = cut_unit(m, u);
   if (m->wide) {
-    from = add_local(m, GBI_DO_LOAD, src, place, u->count, from, n);
-    n = 1;
+    gbi_step load = waits;
+    load.resource = GBI_ON_RANK;
+    load.verb = GBI_DO_LOAD;
+    load.src = src;
+    load.dst = place;
+    load.count = u->count;
+    depend_only(&waits, gbi_plan_add(m->plan, &load));
     src = place;
   }
+  taken t = {m->plan->count, m->plan->count};
+  int mine = my_segment(m, &c);
+  if (!m->alone) t.first = reduce_segments(m, &c, src, place, &waits);
+  if (mine < 0) return t;
   if (!m->alone) {
-    gbi_step step = island_step(GBI_DO_REDUCE, GBI_PHASE_ISLAND_REDUCE, 0, src,
-                                place, u->count);
-    step.wide = m->wide;
-    depend(&step, from, n);
-    from = gbi_plan_add(m->plan, &step);
-    n = 1;
+    depend_only(&waits, t.first + (uint32_t)mine);
     src = place;
   }
-  if (!m->leads) return from;
-  gbi_step step = bridge_step(GBI_DO_REDUCE, u->island, src, place, u->count);
+  uint64_t at = cut_at(&c, mine);
+  gbi_step step = bridge_step(GBI_DO_REDUCE, u->island, part_of(m, src, at),
+                              part_of(m, place, at), cut_count(&c, mine));
   step.wide = m->wide;
-  depend(&step, from, n);
-  return gbi_plan_add(m->plan, &step);
-}
-
-/* Elements [at, at + n) of the unit that lies at `place`. */
-static gbi_ref part_of(const maker *m, gbi_ref place, uint64_t at) {
-  uint64_t size = place.place == GBI_SCRATCH ? m->bytes : 1;
-  return (gbi_ref){place.place, place.offset + at * size};
+  step.deps[0] = waits.deps[0];
+  step.deps[1] = waits.deps[1];
+  t.last = gbi_plan_add(m->plan, &step);
+  return t;
 }
 
 /* The end of a slice at its rank: `part` is the sum, after step `after`. */
@@ -333,23 +464,24 @@ static void keep_sum(maker *m, gbi_ref part, gbi_ref out, uint64_t n,
     add_local(m, GBI_DO_DIVIDE, out, out, n, after, 1);
 }
 
-/* At the island the slices belong to: the leader sends each rank its part and
- * keeps its own. `place` is the leader's sum. */
-static void scatter_sum(maker *m, const unit *u, gbi_ref place,
-                        uint32_t after) {
-  uint64_t last = u->at + u->count;
-  int rank = u->first;
-  for (uint64_t at = u->at, end; at < last; at = end) {
+/* At the island the slices belong to: the holder of segment q sends each rank
+ * its part and keeps its own. `place` is where the unit's sum lies. */
+static void scatter_segment(maker *m, const unit *u, const cut *c, int q,
+                            gbi_ref place, uint32_t after) {
+  uint64_t first = u->at + cut_at(c, q), last = first + cut_count(c, q);
+  int rank = u->first, holder = holder_of(m, c, q);
+  for (uint64_t at = first, end; at < last; at = end) {
     while (row_at(m, rank + 1) <= at) rank++;
     end = GBI_MIN(row_at(m, rank + 1), last);
     gbi_ref part = part_of(m, place, at - u->at);
     gbi_ref out = gbi_ref_to(GBI_OUT, at - row_at(m, rank));
     bool mine = rank == m->env->rank;
-    if (m->leads && mine) keep_sum(m, part, out, end - at, after);
-    if (m->alone || rank == m->island->leader) continue;
+    if (holder == m->env->rank && mine)
+      keep_sum(m, part, out, end - at, after);
+    if (rank == holder) continue;
     gbi_ref to = m->wide ? part : out;
-    gbi_step step = island_step(GBI_DO_TRANSFER, GBI_PHASE_ISLAND_SCATTER, 0,
-                                part, to, end - at);
+    gbi_step step = island_step(GBI_DO_TRANSFER, GBI_PHASE_ISLAND_SCATTER,
+                                root_of(m, c, q), part, to, end - at);
     step.peer = gbi_topology_position(m->topology, rank);
     step.wide = m->wide;
     depend(&step, after, 1);
@@ -358,11 +490,18 @@ static void scatter_sum(maker *m, const unit *u, gbi_ref place,
   }
 }
 
-/* Where the sum of a unit gathers: in its slot, but what the leader keeps of a
+static void scatter_sum(maker *m, const unit *u, gbi_ref place,
+                        const taken *t) {
+  cut c = cut_unit(m, u);
+  for (int q = 0; q < c.segments; q++)
+    scatter_segment(m, u, &c, q, place, after_segment(m, &c, t, q));
+}
+
+/* Where the sum of a unit gathers: in its slot, but what a holder keeps of a
  * reduce may as well gather in the result. */
 static gbi_ref sum_place(const maker *m, const unit *u, uint64_t slot_at) {
   bool keeps = m->plan->coll.op == GBI_OP_REDUCE && !m->wide &&
-               m->plan->coll.root == m->env->rank && m->leads;
+               m->plan->coll.root == m->env->rank && m->link >= 0;
   return keeps ? gbi_ref_to(GBI_OUT, u->at) : gbi_ref_to(GBI_SCRATCH, slot_at);
 }
 
@@ -377,31 +516,47 @@ static void plan_reduce_scatter(maker *m) {
   if (m->plan->coll.op == GBI_OP_REDUCE && units && !count)
     units[count++] =
         (unit){m->topology->island_of[root], -1, root, 0, 0, 0};
-  /* Per slot: the step that ends the sum in it, and the steps after which it is
-   * free again. */
-  uint32_t sum[GBI_SLOTS], from[GBI_SLOTS] = {0}, steps[GBI_SLOTS] = {0};
+  /* Per slot: how its sum was taken, and the steps that use it. */
+  taken sum[GBI_SLOTS];
+  gbi_step users[GBI_SLOTS] = {{0}};
   for (uint64_t i = 0; units && i < count + GBI_LOOKAHEAD; i++) {
     if (i < count) {
       uint32_t slot = (uint32_t)(i % GBI_SLOTS), first = m->plan->count;
       gbi_ref place = sum_place(m, &units[i], slot * slot_bytes);
-      sum[slot] = gather_sum(m, &units[i], place, from[slot], steps[slot]);
-      from[slot] = first;
-      steps[slot] = m->plan->count - first;
+      sum[slot] = gather_sum(m, &units[i], place, users[slot]);
+      users[slot] = (gbi_step){0};
+      depend(&users[slot], first, m->plan->count - first);
     }
     if (i < GBI_LOOKAHEAD) continue;
     const unit *u = &units[i - GBI_LOOKAHEAD];
     if (u->island != m->island_index) continue;
     uint32_t slot = (uint32_t)((i - GBI_LOOKAHEAD) % GBI_SLOTS);
     uint32_t first = m->plan->count;
-    scatter_sum(m, u, sum_place(m, u, slot * slot_bytes), sum[slot]);
-    if (m->plan->count == first) continue;
-    from[slot] = first;
-    steps[slot] = m->plan->count - first;
+    scatter_sum(m, u, sum_place(m, u, slot * slot_bytes), &sum[slot]);
+    depend(&users[slot], first, m->plan->count - first);
   }
   free(units);
 }
 
-static void make(const gbi_policy_env *env, gbi_plan *plan) {
+/* A short call takes link 0 alone: its latency counts, not its bytes. */
+static void choose_links(maker *m, int links) {
+  const gbi_coll *coll = &m->plan->coll;
+  bool rows = coll->op != GBI_OP_BROADCAST && coll->op != GBI_OP_ALL_REDUCE &&
+              coll->op != GBI_OP_BARRIER;
+  uint64_t count = rows ? row_at(m, m->topology->world) : coll->count;
+  m->least = GBI_MAX(GBI_MIN(SEGMENT_LEAST_BYTES, m->env->chunk_bytes / 8), 1);
+  m->links = count * m->bytes < 2 * m->least ? 1 : links;
+  m->link = m->topology->link_of[m->env->rank];
+  if (m->link >= m->links) m->link = -1;
+  bool exact = m->links > 1 && m->island->count == m->links &&
+               (coll->op == GBI_OP_ALL_REDUCE || coll->op == GBI_OP_BROADCAST);
+  m->reduces =
+      exact ? GBI_PHASE_ISLAND_REDUCE_SCATTER : GBI_PHASE_ISLAND_REDUCE;
+  m->hands_out =
+      exact ? GBI_PHASE_ISLAND_ALL_GATHER : GBI_PHASE_ISLAND_BROADCAST;
+}
+
+void gbi_plan_over_links(const gbi_policy_env *env, gbi_plan *plan, int links) {
   const gbi_topology *t = env->topology;
   int index = t->island_of[env->rank];
   maker m = {.env = env,
@@ -409,10 +564,10 @@ static void make(const gbi_policy_env *env, gbi_plan *plan) {
              .plan = plan,
              .island = &t->islands[index],
              .island_index = index,
-             .leads = t->islands[index].leader == env->rank,
              .alone = t->islands[index].count == 1,
              .wide = gbi_coll_is_wide(&plan->coll),
              .bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll))};
+  choose_links(&m, links);
   switch (plan->coll.op) {
     case GBI_OP_BROADCAST: plan_broadcast(&m); break;
     case GBI_OP_ALL_GATHER:
@@ -422,6 +577,10 @@ static void make(const gbi_policy_env *env, gbi_plan *plan) {
     case GBI_OP_REDUCE_SCATTER_V: plan_reduce_scatter(&m); break;
     default: plan_all_reduce(&m);
   }
+}
+
+static void make(const gbi_policy_env *env, gbi_plan *plan) {
+  gbi_plan_over_links(env, plan, 1);
 }
 
 const gbi_policy_ops gbi_policy_reduce_bridge_broadcast = {

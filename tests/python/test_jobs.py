@@ -211,6 +211,7 @@ def test_topology(run):
         assert t.is_leader == (t.rank in (0, 2))
         assert t.bridge_name == "shm" and t.policy_name == "reduce-bridge-broadcast"
         assert t.selection["requested"] == "auto" and t.selection["reason"]
+        assert t.links == ((0, 2),) and t.link == (0 if t.is_leader else None)
         import torch
         assert t.peers[3].torch_version == torch.__version__
         assert t.peers[3].probe.gloo_available

@@ -46,6 +46,7 @@ struct gbi_across {
   size_t chunk_count; /* elements */
   size_t total;       /* chunks */
   size_t next[STAGES], finished;
+  uint32_t crossings; /* CROSS stages begun, alike on every leader */
   gb_error broken;
 };
 
@@ -215,6 +216,9 @@ static void begin_stage(gbi_across *a, int stage) {
                     : stage == CROSS ? cross_stage(a, &p, &step)
                                      : spread_stage(a, &p, &step);
   c->state[stage] = takes_part ? RUNNING : DONE;
+  /* Several chunks of a step are on the bridge at a time: its messages are
+   * told apart by the number of the step. */
+  if (stage == CROSS) step.step = a->crossings++;
   if (!takes_part) return;
   if (stage == CROSS)
     a->bridge->ops->start(a->bridge, &step, c->cross);

@@ -35,6 +35,22 @@ ACROSS(one_core_8_on_2, 8, gb_battery_one_core, two_hosts)
 ACROSS(stop_4_on_2, 4, gb_battery_stop, two_hosts)
 ACROSS(warm_4_on_2, 4, gb_battery_warm, two_hosts)
 
+/* Several connections between the hosts: what is under way at a time on them
+ * must not be taken for one message. */
+static gb_status open_striped(const gbi_transport_params *params,
+                              const int *host, gbi_comm **comm_p,
+                              gb_error *error) {
+  setenv("GPUBRIDGE_MULTITCP_STREAMS", "4", 1);
+  setenv("GPUBRIDGE_MULTITCP_CHUNK_BYTES", "4096", 1);
+  return gbi_ccl_host_open(params, host, comm_p, error);
+}
+#define STRIPED(name, ranks, what, host) \
+  GB_COMM_CASE(ccl_striped, name, ranks, what, open_striped, host)
+STRIPED(large_2_on_2, 2, gb_battery_large, own_hosts)
+STRIPED(large_4_on_2, 4, gb_battery_large, two_hosts)
+STRIPED(large_3_on_3, 3, gb_battery_large, own_hosts)
+STRIPED(pipeline_3_on_3, 3, gb_battery_pipeline, own_hosts)
+
 /* Across hosts a sum is added per host first, then over the hosts: the same
  * bits on every member, whatever the chunks. */
 GB_TEST(ccl_across, sums_per_host_then_over_hosts, .ranks = 5) {
