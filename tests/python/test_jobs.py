@@ -197,6 +197,26 @@ def test_shapes_and_scalars(run):
     )
 
 
+def test_links(run):
+    """Who holds which link under sharded-bridge; sums go over all of them."""
+    run(
+        """
+        import gpubridge, torch
+        t = gpubridge.init(policy="sharded-bridge")
+        assert t.policy_name == "sharded-bridge"
+        assert t.links == ((0, 3), (1, 4))
+        assert t.link == (0, 1, None, 0, 1)[t.rank]
+        told = gpubridge.telemetry()
+        assert told["bridge.links"] == "2" and told["bridge.link_ranks"] == "0-3 1-4"
+        a = torch.arange(100000, dtype=torch.float32) % 9 + t.rank
+        gpubridge.all_reduce(a)
+        assert torch.equal(a, torch.arange(100000, dtype=torch.float32) % 9 * 5 + 10)
+        gpubridge.destroy()
+        """,
+        "nnnaa",
+    )
+
+
 def test_topology(run):
     """S106 and the attributes of spec 1.7."""
     outs = run(
