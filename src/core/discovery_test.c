@@ -106,7 +106,7 @@ GB_TEST(discovery, policies_that_do_not_fit) {
   for (int r = 0; r < 4; r++) COPY(records[r].policy, "native-only");
   refused(4,
           "\"native-only\" does not fit a job of 2 islands. Policies that "
-          "fit: auto, reduce-bridge-broadcast, flat");
+          "fit: auto, reduce-bridge-broadcast, sharded-bridge, flat");
   done();
   make("nn", "xx");
   for (int r = 0; r < 2; r++)
