@@ -1,6 +1,7 @@
 #include "core/agreement.h"
 
 #include "base/memory.h"
+#include "core/parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -114,11 +115,12 @@ static gb_status check_mode(const gbi_record *records, int world,
 /* Every setting that any rank knows; names of rank 0 first. */
 static gb_status check_settings(const gbi_record *records, int world,
                                 bool of_policy, gb_error *error) {
-  static const char policys[] = "GPUBRIDGE_CHUNK_BYTES";
   for (int r = 0; r < world; r++) {
     for (int i = 0; i < records[r].settings_count; i++) {
       const char *name = records[r].settings[i].name;
-      if (!strcmp(name, policys) != of_policy) continue;
+      bool policys = !strcmp(name, "GPUBRIDGE_CHUNK_BYTES") ||
+                     !strcmp(name, GBI_POLICY_SETTINGS);
+      if (policys != of_policy) continue;
       if (r && strcmp(setting_of(&records[0], name), "unknown")) continue;
       GBI_TRY(must_be_equal(records, world, setting_of, name, name, error));
     }

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "core/agreement.h"
+#include "core/parts.h"
 #include "policy/policy.h"
 #include "transport/transport.h"
 
@@ -101,8 +102,18 @@ static gb_status make_topology(gbi_discovery *d, gb_error *error) {
 
 /* ---- policy and bridge ---- */
 
+static bool has_own_policy(const gbi_record *r) {
+  for (int i = 0; i < r->settings_count; i++)
+    if (!strcmp(r->settings[i].name, GBI_POLICY_SETTINGS)) return true;
+  return false;
+}
+
 static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
   const char *asked = d->records[0].policy;
+  if (has_own_policy(&d->records[0])) { /* it is asked itself: parts.h */
+    snprintf(d->policy, sizeof d->policy, "%s", asked);
+    return GB_OK;
+  }
   const gbi_policy_ops *policy = !strcmp(asked, "auto")
                                      ? gbi_policy_auto(d->topology)
                                      : gbi_policy_find(asked);
