@@ -303,20 +303,10 @@ def _peek_size(world_size):
 
 
 def _set_up_policy(session):
-    """What init() does once every group exists. A rank whose set-up fails ends
-    the job; the others, who went on, meet that here."""
-    if session.parts is None or session.parts.policy is None:
-        return
-    cause = None
-    try:
-        session.parts.setup()
-    except Exception as error:  # noqa: BLE001 - every rank raises it
-        cause = error.__cause__ or error
-        session.job.abort(str(error))
-    try:
-        session.world.core.barrier(False)
-    except RuntimeError as error:
-        raise error from cause
+    """What init() does once every group exists. All ranks meet in an empty call,
+    which sets the policy up first: a failure ends it on every rank."""
+    if session.parts is not None and session.parts.policy is not None:
+        session.world.core.broadcast(0, 0, 0, 0, False)
 
 
 def init(
@@ -402,6 +392,8 @@ def init(
         _set_up_policy(session)
     except BaseException:
         close_session()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         raise
     finally:
         _adopting = False

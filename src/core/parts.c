@@ -192,7 +192,7 @@ gb_status gbi_parts_check(const gbi_parts *parts, bool of_policy,
     if (code == GB_PART_NO)
       return gbi_fail(error, GB_ERR_UNSUPPORTED, "%s", text);
     if (code != GB_PART_OK)
-      return failed(who, rank, code, call.op, text, error);
+      return failed(who, rank, code, "asking the policy", text, error);
     return GB_OK;
   }
   return over_bridge && !gbi_is_exchange(coll->op)
