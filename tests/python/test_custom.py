@@ -337,7 +337,7 @@ gpubridge.destroy()
         "abstract": (["4 of 4 ranks", "Abstract", "TypeError"], None),
         "settings differ": (['{"first": 5} on ranks 0-2', '{"first": 7} on rank 3'], None),
         "does not fit": (['"bad" does not fit a job of 2 islands'], None),
-        "names differ": (["bad on ranks 0, 2-3", "other on rank 1"], None),
+        "names differ": (["bad on ranks 0, 2, 3", "other on rank 1"], None),
         "max": (['bridge "bad"', "max", "offers sum"], None),
         "max async": (['bridge "bad"', "max"], None),
         "int16": (['bridge "bad"', "int16"], None),
