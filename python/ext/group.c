@@ -528,7 +528,7 @@ static PyMethodDef group_methods[] = {
      "set_timeout(milliseconds): bounds every later call; 0: the job's."},
     {"calls", group_calls, METH_NOARGS, "Calls it has started."},
     {"check", group_check, METH_NOARGS,
-     "Raises what calls would be refused with now. Never blocks."},
+     "Raises what calls are refused with once the job failed. Never blocks."},
     {"close", group_close, METH_NOARGS,
      "Runs what is queued and gives the group back. Again: no-op."},
     {"info", group_info, METH_NOARGS, "Members, islands, policy, as a dict."},

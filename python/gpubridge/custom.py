@@ -213,6 +213,15 @@ def resolve_transport(value):
     return _resolve(value, BridgeTransport, "bridge", _TRANSPORTS, _LAZY_TRANSPORTS)
 
 
+def other_names(text):
+    """Names to add to the library's `text` about one that it does not know."""
+    if text.startswith("there is no policy"):
+        return [*_LAZY_POLICIES, *_POLICIES]
+    if text.startswith("there is no bridge"):
+        return [*_LAZY_TRANSPORTS, *_TRANSPORTS]
+    return []
+
+
 def names(offers):
     """Registered and lazy policies whose class `offers` accepts."""
     found = [name for name, cls in _POLICIES.items() if offers(cls)]

@@ -87,6 +87,10 @@ class GlooTransport(BridgeTransport):
             return None
         return cls(_Group(rendezvous.store(), ranks, timeout))
 
+    @property
+    def process_group(self):
+        return self.group.group
+
     def all_reduce(self, tensor, op=dist.ReduceOp.SUM):
         self.group.all_reduce(tensor, op)
 

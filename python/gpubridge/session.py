@@ -140,6 +140,16 @@ def _custom_parts(policy, bridge, rank, open_store):
     return policy_name, bridge_name, Parts(policy_class, bridge_class, rank, open_store)
 
 
+def _open(*args):
+    try:
+        return _core.Job(*args)
+    except ValueError as error:  # the library lists the names that it knows
+        others = custom.other_names(str(error))
+        if not others:
+            raise
+        raise ValueError(f"{error}, {', '.join(others)}") from None
+
+
 def _join(
     init_method, rank, world_size, timeout, bridge, policy, store, open_store, facts=()
 ):
@@ -156,7 +166,7 @@ def _join(
     found = probe()
     timeout_ms = int(timeout.total_seconds() * 1000) if timeout else 0
     policy, bridge, parts = _custom_parts(policy, bridge, _peek_rank(rank), open_store)
-    job = _core.Job(
+    job = _open(
         init_method,
         rank,
         world_size,
@@ -436,8 +446,15 @@ def in_flight():
 
 
 def telemetry():
-    """Facts and counters of the bridge and the islands, as a dict."""
-    return current().job.telemetry()
+    """Facts and counters of the bridge and the islands, as a dict. What a custom
+    bridge says of itself is under ``bridge.`` and its own names."""
+    session = current()
+    facts = session.job.telemetry()
+    bridge = session.topology.bridge
+    if bridge is not None:
+        for name, value in bridge.telemetry().items():
+            facts[f"bridge.{name}"] = value
+    return facts
 
 
 @atexit.register

@@ -138,6 +138,11 @@ class Topology:
         the library's own."""
         return self.parts.links.get(0) if self.parts else None
 
+    @property
+    def bridge_group(self):
+        """The custom bridge's torch group, if it has one (``gloo`` has)."""
+        return getattr(self.bridge, "process_group", None)
+
     @cached_property
     def island_group(self):
         """This island's ranks as a torch process group, for custom policies:

@@ -731,7 +731,8 @@ gb_status gbi_group_check(gb_group *g, gb_error *error) {
   GBI_TRY(gbi_group_usable(g, error));
   notice_failure(g);
   pthread_mutex_lock(&g->works->lock);
-  gb_status status = refusal(g, error);
+  /* What is queued still runs while the job is being closed. */
+  gb_status status = g->failed ? refusal(g, error) : GB_OK;
   pthread_mutex_unlock(&g->works->lock);
   return status;
 }

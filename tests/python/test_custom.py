@@ -89,8 +89,12 @@ def job(exact, **named):
     leads = topology.is_leader and "bridge" in named
     assert (topology.bridge is not None) == leads, topology.bridge
     assert topology.gloo_free == ("gloo" not in str(named))
+    assert (topology.bridge_group is not None) == (leads and named["bridge"] == "gloo")
+    facts = gpubridge.telemetry()
+    assert ("bridge.members" in facts) == (topology.bridge_group is not None), facts
     gpubridge.destroy()
 
+os.environ["GPUBRIDGE_PINNED_STAGING"] = "yes"  # says nothing on the host path
 job(False)
 job(False, bridge="files")
 job(False, bridge="gloo")
@@ -256,6 +260,15 @@ attempt("policy raises", policy=Call)
 attempt("policy raises async", policy=Call,
         use=lambda: gpubridge.all_reduce(torch.ones(3), async_op=True).wait())
 
+from gpubridge.gloo import FlatGlooPolicy
+class Flat(FlatGlooPolicy):
+    name = "flat-bad"
+    def all_reduce(self, tensor, topology, op=dist.ReduceOp.SUM):
+        return boom() if RANK == 1 else super().all_reduce(tensor, topology, op)
+attempt("others wait in Gloo", policy=Flat)
+attempt("unknown policy", policy="mailbux")
+attempt("unknown bridge", bridge="filez")
+
 class Select(Policy):
     def select_policy(self, nbytes):
         return "mailbox" if nbytes > 100 else self
@@ -332,6 +345,9 @@ gpubridge.destroy()
         "setup raises": (["asking the policy", "Set)", "setup()", "rank 3", "boom and more"], 3),
         "policy raises": (["all_reduce number 1", "Call)", "ValueError", "rank 1"], 1),
         "policy raises async": (["all_reduce number 1", "Call)", "rank 1"], None),
+        "others wait in Gloo": (["all_reduce number 1", "Flat)", "rank 1"], 1),
+        "unknown policy": (['"mailbux"', "auto", "flat-gloo", "mailbox"], None),
+        "unknown bridge": (['"filez"', "auto", "tcp", "gloo", "files"], None),
         "select wrong kind": (["Select.select_policy(396)", "returned str"], None),
         "settings raise": (["1 of 4 ranks", "Settings)", "settings()", "boom and more"], None),
         "abstract": (["4 of 4 ranks", "Abstract", "TypeError"], None),
@@ -355,10 +371,10 @@ gpubridge.destroy()
         for part in parts:
             assert part in found[0][name][1], (name, part, found[0][name])
         refused = name.startswith(("max", "int16", "no "))
-        assert kinds == {"NotImplementedError"} if refused else kinds <= {
-            "Error",
-            "RuntimeError",
-        }, (name, kinds)
+        wanted = {"Error", "RuntimeError"}
+        if name.startswith("unknown"):
+            wanted = {"ValueError"}
+        assert kinds <= ({"NotImplementedError"} if refused else wanted), (name, kinds)
         if raised_on is not None:
             assert found[raised_on][name][2] == "ValueError", (name, found[raised_on])
 
