@@ -1,8 +1,8 @@
 /* Parts of a job that its caller brings along: a bridge, a policy.
  *
  * Both are structs of callbacks in gb_job_params, given alike on every rank.
- * The library still meets, plans islands, numbers calls and turns a failure into
- * one sentence on every rank; the callbacks move the data.
+ * The library still meets, plans islands, numbers calls and turns a failure
+ * into one sentence on every rank; the callbacks move the data.
  *
  * A callback runs on the thread that makes the call (async calls: on the thread
  * of gb_group_serve), one at a time per group, in the same order on every rank.
@@ -61,9 +61,9 @@ typedef struct gb_policy_call {
   const char *op; /* "all_reduce", "broadcast", "all_gather_into_tensor",
                      "reduce_scatter_tensor" */
   gb_dtype dtype;
-  int redop;      /* gb_redop, -1: none */
-  int src;        /* global rank of a broadcast's source, else -1 */
-  const void *in; /* all_reduce, broadcast: the same memory as out */
+  int redop;       /* gb_redop, -1: none */
+  int src;         /* global rank of a broadcast's source, else -1 */
+  const void *in;  /* all_reduce, broadcast: the same memory as out */
   size_t in_count; /* elements */
   void *out;
   size_t out_count;
@@ -71,7 +71,8 @@ typedef struct gb_policy_call {
 
 /* The world's policy. Other groups, and the collectives that are not in
  * gb_policy_call, use the library's own. Every call first meets: run is called
- * on no rank before all ranks have come to this call and agree about it. */
+ * on no rank before all ranks have come to this call and agree about it, and
+ * not for calls without elements. */
 typedef struct gb_policy_ops {
   size_t size;          /* sizeof(gb_policy_ops) */
   void *arg;            /* lent until gb_job_close returns */

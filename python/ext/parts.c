@@ -1,6 +1,6 @@
-/* A bridge and a policy written in Python: an object (gpubridge/parts.py) behind
- * the callbacks of gpubridge/parts.h. They run on threads that came from Python,
- * without its GIL: the caller's, or the one inside Group.serve.
+/* A bridge and a policy written in Python: an object (gpubridge/parts.py)
+ * behind the callbacks of gpubridge/parts.h. They run on threads that came from
+ * Python, without its GIL: the caller's, or the one inside Group.serve.
  *
  * An exception becomes the job's one sentence; the object itself is kept, to be
  * the cause of what this rank raises. One that is no Exception (Ctrl-C) stays
@@ -203,9 +203,9 @@ static int policy_run(void *arg, const gb_policy_call *call, char *text,
   PyObject *out = view_of(call->out, call->out_count, call->dtype);
   PyObject *result = NULL;
   if (in && out)
-    result = PyObject_CallMethod(parts->object, "run", "siiiOO", call->op,
-                                 (int)call->dtype, call->redop, call->src, in,
-                                 out);
+    result =
+        PyObject_CallMethod(parts->object, "run", "siiiOO", call->op,
+                            (int)call->dtype, call->redop, call->src, in, out);
   int code = take_result(parts->state, result, text, text_bytes);
   Py_XDECREF(in);
   Py_XDECREF(out);

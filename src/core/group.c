@@ -710,8 +710,8 @@ static gb_status check_mesh(gb_group *g, const gbi_coll *coll,
                   gbi_op_name(coll->op));
 }
 
-/* What the caller's parts refuse is refused on every rank. One that breaks while
- * it is asked ends the job: other ranks may go on into the call. */
+/* What the caller's parts refuse is refused on every rank. One that breaks
+ * while it is asked ends the job: other ranks may go on into the call. */
 static gb_status check_parts(gb_group *g, const gbi_coll *coll,
                              gb_error *error) {
   gb_error why;

@@ -16,9 +16,9 @@ typedef struct part_comm {
   atomic_bool stopped;
   gbi_part_link *links; /* a bridge: all of the group */
   int links_count;
-  int mine;   /* which of them this rank is in, -1 */
-  void *link; /* the caller's */
-  int *ranks; /* members of `mine`; a policy: all */
+  int mine;         /* which of them this rank is in, -1 */
+  void *link;       /* the caller's */
+  int *ranks;       /* members of `mine`; a policy: all */
   uint8_t *scratch; /* of sums that must not change this rank's memory */
   size_t scratch_bytes;
 } part_comm;
@@ -51,13 +51,10 @@ gb_status gbi_parts_take(const gb_job_params *params, gbi_parts *parts,
   const gb_policy_ops *policy = params->policy_ops;
   if (bridge) {
     memcpy(&parts->bridge, bridge, GBI_MIN(bridge->size, sizeof *bridge));
-    GBI_TRY(check_name("bridge", parts->bridge.name,
-                       sizeof parts->bridge_name - 1,
-                       parts->bridge.name &&
-                           gbi_transport_find(parts->bridge.name),
-                       error));
-    snprintf(parts->bridge_name, sizeof parts->bridge_name, "%s",
-             bridge->name);
+    GBI_TRY(check_name(
+        "bridge", parts->bridge.name, sizeof parts->bridge_name - 1,
+        parts->bridge.name && gbi_transport_find(parts->bridge.name), error));
+    snprintf(parts->bridge_name, sizeof parts->bridge_name, "%s", bridge->name);
     parts->bridge.name = parts->bridge_name;
     if (!bridge->open || !bridge->all_reduce || !bridge->broadcast ||
         !bridge->close)
@@ -67,13 +64,10 @@ gb_status gbi_parts_take(const gb_job_params *params, gbi_parts *parts,
   }
   if (policy) {
     memcpy(&parts->policy, policy, GBI_MIN(policy->size, sizeof *policy));
-    GBI_TRY(check_name("policy", parts->policy.name,
-                       sizeof parts->policy_name - 1,
-                       parts->policy.name &&
-                           gbi_policy_find(parts->policy.name),
-                       error));
-    snprintf(parts->policy_name, sizeof parts->policy_name, "%s",
-             policy->name);
+    GBI_TRY(check_name(
+        "policy", parts->policy.name, sizeof parts->policy_name - 1,
+        parts->policy.name && gbi_policy_find(parts->policy.name), error));
+    snprintf(parts->policy_name, sizeof parts->policy_name, "%s", policy->name);
     parts->policy.name = parts->policy_name;
     parts->policy.settings = NULL; /* the record has them */
     if (!policy->fits || !policy->accepts || !policy->run)
@@ -114,8 +108,8 @@ gb_status gbi_parts_fit(const gbi_parts *parts, const gbi_topology *topology,
   const char **list = gbi_malloc(sizeof *list * (size_t)world);
   if (!list) return gbi_fail(error, GB_ERR_MEMORY, "no memory for labels");
   for (int r = 0; r < world; r++) list[r] = labels[r];
-  int code = parts->policy.fits(parts->policy.arg, list, world, text,
-                                sizeof text);
+  int code =
+      parts->policy.fits(parts->policy.arg, list, world, text, sizeof text);
   text[sizeof text - 1] = 0;
   free(list);
   *policy_p = &parts->plans;
@@ -183,10 +177,10 @@ gb_status gbi_parts_check(const gbi_parts *parts, bool of_policy,
     char text[TEXT_BYTES] = "", who[32];
     gb_policy_call call = describe_call(
         coll->op, gbi_coll_travel_dtype(coll),
-        coll->redop == 255 ? -1 : (int)gbi_comm_redop(coll->redop),
-        coll->count, world);
-    int code = parts->policy.accepts(parts->policy.arg, &call, text,
-                                     sizeof text);
+        coll->redop == 255 ? -1 : (int)gbi_comm_redop(coll->redop), coll->count,
+        world);
+    int code =
+        parts->policy.accepts(parts->policy.arg, &call, text, sizeof text);
     text[sizeof text - 1] = 0;
     snprintf(who, sizeof who, "rank %d", rank);
     if (code == GB_PART_NO)
@@ -298,6 +292,7 @@ static gb_status policy_step(part_comm *c, const gbi_comm_step *s,
       describe_call(s->call.op, s->dtype, reduces ? (int)s->redop : -1,
                     s->count, c->base.members_count);
   if (s->call.op == GBI_OP_BROADCAST) call.src = c->ranks[s->root];
+  if (!call.in_count && !call.out_count) return GB_OK; /* all have met */
   call.in = s->src;
   call.out = s->dst;
   int code = p->run(p->arg, &call, text, sizeof text);
@@ -307,8 +302,7 @@ static gb_status policy_step(part_comm *c, const gbi_comm_step *s,
 
 /* ---- as a communicator ---- */
 
-static void no_address(gbi_comm *comm, gbi_writer *out) {
-}
+static void no_address(gbi_comm *comm, gbi_writer *out) {}
 
 static gb_status nothing_to_connect(gbi_comm *comm, const gbi_reader *addresses,
                                     uint64_t deadline_ns, gb_error *error) {
@@ -336,8 +330,7 @@ static gb_status connect_links(gbi_comm *comm, const gbi_reader *addresses,
       c->link = link;
     else if (code == GB_PART_OK && link)
       b->close(link); /* a link that is not this rank's is of no use */
-    if (code == GB_PART_OK && i == c->mine && !link)
-      code = GB_PART_FAILED;
+    if (code == GB_PART_OK && i == c->mine && !link) code = GB_PART_FAILED;
     if (code != GB_PART_OK)
       return failed(c->site.who, c->site.rank, code, where, text, error);
   }

@@ -39,8 +39,8 @@ static void add_word(maker *m, int resource, int verb, int root, int place,
   gbi_plan_add(m->plan, &step);
 }
 
-/* A word from each rank to its leader, from each leader to the others, and back:
- * copies only, which every type allows. */
+/* A word from each rank to its leader, from each leader to the others, and
+ * back: copies only, which every type allows. */
 static void add_meeting(maker *m) {
   const gbi_topology *t = m->env->topology;
   const gbi_island *island = &t->islands[t->island_of[m->env->rank]];
@@ -93,8 +93,8 @@ static void plan_wide(maker *m, int rows) {
         gbi_ref_to(GBI_SCRATCH, rows > 1 ? (uint64_t)rows * n * bytes : 0);
     add_next(m, GBI_ON_WORLD, GBI_DO_CALL, true, gbi_ref_to(GBI_SCRATCH, 0),
              sum, n);
-    add_next(m, GBI_ON_RANK, GBI_DO_STORE, false, sum,
-             gbi_ref_to(GBI_OUT, at), n);
+    add_next(m, GBI_ON_RANK, GBI_DO_STORE, false, sum, gbi_ref_to(GBI_OUT, at),
+             n);
   }
 }
 
@@ -108,8 +108,7 @@ void gbi_policy_caller_plan(const gbi_policy_env *env, gbi_plan *plan) {
   gbi_ref in = gbi_ref_to(GBI_IN, 0), out = gbi_ref_to(GBI_OUT, 0);
   add_meeting(&m);
   if (gbi_coll_is_wide(coll)) {
-    plan_wide(&m,
-              coll->op == GBI_OP_REDUCE_SCATTER ? env->topology->world : 1);
+    plan_wide(&m, coll->op == GBI_OP_REDUCE_SCATTER ? env->topology->world : 1);
     return;
   }
   add_next(&m, GBI_ON_WORLD, GBI_DO_CALL, false, in, out, coll->count);
