@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* The last reduction, premul_sum, is not for the plain functions. */
-enum { RANKS_MAX = 1024, COLUMNS = GB_PREMUL_SUM };
+enum { COLUMNS = GB_PREMUL_SUM };
 typedef enum op {
   ALL_REDUCE,
   REDUCE,
@@ -399,28 +399,6 @@ static void usage(FILE *out) {
           "  --verbose       facts and counters of every rank at the end\n");
 }
 
-/* The same command, once per rank: it finds RANK set then. */
-static int launch_myself(const check_options *o, int argc, char **argv) {
-  static tool_rank ranks[RANKS_MAX];
-  int world = tool_parse_islands(o->islands, ranks, RANKS_MAX);
-  if (world < 0) return EXIT_USAGE;
-  char self[4096];
-  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (n < 0) {
-    fprintf(stderr, "gpubridge check: cannot find this program: %s\n",
-            strerror(errno));
-    return 1;
-  }
-  self[n] = 0;
-  char **program = calloc((size_t)argc + 2, sizeof *program);
-  if (!program) return 1;
-  program[0] = self;
-  for (int i = 0; i < argc; i++) program[i + 1] = argv[i];
-  int code = tool_launch(ranks, world, 0, 5, false, program);
-  free(program);
-  return code;
-}
-
 int tool_check(int argc, char **argv) {
   static const struct option options[] = {
       {"islands", required_argument, NULL, 'i'},
@@ -452,5 +430,6 @@ int tool_check(int argc, char **argv) {
     usage(stderr);
     return EXIT_USAGE;
   }
-  return getenv("RANK") ? check_in_job(&o) : launch_myself(&o, argc, argv);
+  if (getenv("RANK")) return check_in_job(&o);
+  return tool_launch_myself(o.islands, argc, argv);
 }

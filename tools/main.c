@@ -10,6 +10,7 @@ static const struct {
 } commands[] = {
     {"run", tool_run, "start one process per rank on this machine"},
     {"check", tool_check, "run every collective, type and reduction, exact"},
+    {"tune", tool_tune, "measure the policies, write a thresholds file"},
     {"probe", tool_probe, "show what this machine has"},
     {"config", tool_config, "show every setting and its value in force"},
 };

@@ -315,6 +315,27 @@ int tool_launch(const tool_rank *ranks, int count, int port, int grace_s,
   return code;
 }
 
+int tool_launch_myself(const char *islands, int argc, char **argv) {
+  static tool_rank ranks[RANKS_MAX];
+  int world = tool_parse_islands(islands, ranks, RANKS_MAX);
+  if (world < 0) return EXIT_USAGE;
+  char self[4096];
+  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (n < 0) {
+    fprintf(stderr, "gpubridge %s: cannot find this program: %s\n", argv[0],
+            strerror(errno));
+    return 1;
+  }
+  self[n] = 0;
+  char **program = calloc((size_t)argc + 2, sizeof *program);
+  if (!program) return 1;
+  program[0] = self;
+  for (int i = 0; i < argc; i++) program[i + 1] = argv[i];
+  int code = tool_launch(ranks, world, 0, 5, false, program);
+  free(program);
+  return code;
+}
+
 /* ---- the command ---- */
 
 static void usage(FILE *out) {

@@ -12,6 +12,7 @@ enum { EXIT_USAGE = 2 };
 
 int tool_run(int argc, char **argv);
 int tool_check(int argc, char **argv);
+int tool_tune(int argc, char **argv);
 int tool_probe(int argc, char **argv);
 int tool_config(int argc, char **argv);
 
@@ -26,5 +27,9 @@ int tool_parse_islands(const char *text, tool_rank *ranks, int max);
 /* Launches one process per rank and waits for all; returns the exit code. */
 int tool_launch(const tool_rank *ranks, int count, int port, int grace_s,
                 bool prefix, char **program);
+
+/* Launches this command again, once per rank: it finds RANK set then. argv[0]
+ * is the subcommand. */
+int tool_launch_myself(const char *islands, int argc, char **argv);
 
 #endif

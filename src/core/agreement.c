@@ -53,6 +53,9 @@ static const char *bridge_of(const gbi_record *r, const char *name) {
 static const char *policy_of(const gbi_record *r, const char *name) {
   return r->policy;
 }
+static const char *rules_of(const gbi_record *r, const char *name) {
+  return r->rules[0] ? r->rules : "none";
+}
 static const char *split_of(const gbi_record *r, const char *name) {
   return r->split_test[0] ? r->split_test : "off";
 }
@@ -135,6 +138,8 @@ gb_status gbi_agreement_check(const gbi_record *records, int world,
   GBI_TRY(must_be_equal(records, world, bridge_of, NULL,
                         "the bridge (GPUBRIDGE_BRIDGE)", error));
   GBI_TRY(must_be_equal(records, world, policy_of, NULL, "the policy", error));
+  GBI_TRY(must_be_equal(records, world, rules_of, NULL,
+                        "the rules of GPUBRIDGE_THRESHOLDS", error));
   GBI_TRY(check_settings(records, world, true, error));
   GBI_TRY(must_be_equal(records, world, split_of, NULL, "GPUBRIDGE_SPLIT_TEST",
                         error));

@@ -54,7 +54,8 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
              island->leader == spec->me) {
     for (int i = 0; i < t->islands_count; i++)
       ranks[count++] = t->islands[i].leader;
-  } else if (resource == GBI_ON_WORLD && spec->policy->uses_world) {
+  } else if (resource == GBI_ON_WORLD &&
+             gbi_policy_needs_world(spec->policy, spec->rules)) {
     for (int r = 0; r < spec->count; r++) ranks[count++] = r;
   }
   for (int i = 0; i < count; i++)
@@ -239,8 +240,10 @@ static gb_status connect_comms(connector *c, bool *settled_p,
 /* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
  * should still be in the cache when it goes over the bridge and is handed out.
  * A function of what all ranks agreed on, so that all cut alike. */
-static uint64_t chunk_bytes(const gbi_topology *topology) {
+static uint64_t chunk_bytes(const gbi_topology *topology,
+                            const gbi_rules *rules) {
   uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
+  if (rules && rules->chunk_bytes) return rules->chunk_bytes; /* measured */
   /* Nothing to hand out: the bridge cuts pieces of its own. */
   if (topology->islands_count == topology->world) return chunk;
   if (topology->hosts_count > 1) return chunk;
@@ -258,7 +261,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
                             gb_error *error) {
   gb_job *job = c->job;
   const gbi_group_spec *spec = c->spec;
-  uint64_t chunk = chunk_bytes(spec->topology);
+  uint64_t chunk = chunk_bytes(spec->topology, spec->rules);
   gbi_group_params params = {
       .id = spec->id,
       .rank = spec->me,
@@ -267,6 +270,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .who = spec->who,
       .topology = spec->topology,
       .policy = spec->policy,
+      .rules = spec->rules,
       .bridge = spec->bridge,
       .chunk_bytes = chunk,
       .job = job,
@@ -278,6 +282,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .warn_after_ms =
           (uint64_t)gbi_core_setting("GPUBRIDGE_WARN_AFTER") * 1000,
       .queue_max = (int)gbi_core_setting("GPUBRIDGE_ASYNC_QUEUE"),
+      .queue_bytes_max = (uint64_t)gbi_core_setting("GPUBRIDGE_ASYNC_BYTES"),
       .wait_hook = job->wait_hook,
       .wait_hook_arg = job->wait_hook_arg,
       .parts = &job->parts,

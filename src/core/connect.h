@@ -13,6 +13,7 @@ typedef struct gbi_group_spec {
   const gbi_topology *topology;
   const char *const *who;
   const gbi_policy_ops *policy;
+  const gbi_rules *rules; /* NULL: none; outlive the group */
   const char *bridge; /* resolved: a transport's name, or "none" */
   uint64_t timeout_ms, deadline_ns;
 } gbi_group_spec;

@@ -14,6 +14,7 @@
 void gbi_discovery_free(gbi_discovery *discovery) {
   if (!discovery) return;
   gbi_topology_free(discovery->topology);
+  free(discovery->rules);
   free(discovery->records);
   free(discovery->labels);
   free(discovery);
@@ -108,15 +109,38 @@ static bool has_own_policy(const gbi_record *r) {
   return false;
 }
 
+/* All ranks have the same text here: the agreement was checked. */
+static gb_status read_rules(gbi_discovery *d, gb_error *error) {
+  const char *text = d->records[0].rules;
+  if (!text[0]) return GB_OK;
+  d->rules = gbi_malloc(sizeof *d->rules);
+  if (!d->rules)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for the rules");
+  if (!gbi_rules_parse(text, d->rules))
+    return gbi_fail_rank(error, GB_ERR_PROTOCOL, 0,
+                         "the rules in rank 0's record are malformed");
+  const gbi_rule *misfit = gbi_rules_misfit(d->rules, d->topology);
+  if (!misfit) return GB_OK;
+  char fit[512];
+  gbi_policy_names(d->topology, fit, sizeof fit);
+  return gbi_fail(error, GB_ERR_REFUSED,
+                  "rule %d of GPUBRIDGE_THRESHOLDS names the policy \"%s\", "
+                  "which does not fit a job of %d %s. Policies that fit: "
+                  "auto, %s",
+                  (int)(misfit - d->rules->rules) + 1, misfit->policy->name,
+                  d->topology->islands_count,
+                  d->topology->islands_count == 1 ? "island" : "islands", fit);
+}
+
 static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
   const char *asked = d->records[0].policy;
   if (has_own_policy(&d->records[0])) { /* it is asked itself: parts.h */
     snprintf(d->policy, sizeof d->policy, "%s", asked);
     return GB_OK;
   }
-  const gbi_policy_ops *policy = !strcmp(asked, "auto")
-                                     ? gbi_policy_auto(d->topology)
-                                     : gbi_policy_find(asked);
+  const gbi_policy_ops *policy = gbi_policy_find(asked);
+  if (!strcmp(asked, "auto"))
+    policy = d->rules ? &gbi_policy_auto_tuned : gbi_policy_auto(d->topology);
   if (!policy || !policy->fits(d->topology)) {
     char fit[512];
     gbi_policy_names(d->topology, fit, sizeof fit);
@@ -210,6 +234,7 @@ static gb_status conclude(gbi_record *records, int rank, int world,
   memcpy(d->split_test, records[0].split_test, sizeof d->split_test);
   status = make_labels(d, error);
   if (status == GB_OK) status = make_topology(d, error);
+  if (status == GB_OK) status = read_rules(d, error);
   if (status == GB_OK) status = choose_policy(d, error);
   if (status == GB_OK)
     status = gbi_agreement_check_gpus(records, d->topology, error);

@@ -8,6 +8,7 @@
 #include "base/config.h"
 #include "control/control.h"
 #include "plan/topology.h"
+#include "policy/rules.h"
 
 #include <gpubridge/job.h>
 
@@ -23,6 +24,7 @@ typedef struct gbi_record {
   bool simulated;
   char bridge[32];          /* as asked for */
   char policy[64];
+  char rules[GBI_RULES_TEXT]; /* of GPUBRIDGE_THRESHOLDS, "" unset */
   char split_test[16];
   char version[32];         /* gpubridge's */
   /* Settings that must agree, canonical texts, NAME=value in table order. */
@@ -59,6 +61,7 @@ typedef struct gbi_discovery {
   char bridge[32];         /* resolved: "shm", "tcp", "none" */
   char bridge_reason[256];
   char policy[64];         /* resolved */
+  gbi_rules *rules;        /* of auto-tuned; NULL: none */
 } gbi_discovery;
 
 /* Exchanges records over `control`, checks agreement (spec 3.5, 3.7, 3.9) and

@@ -44,6 +44,7 @@ struct gb_group {
   pthread_t worker;
   gb_work *queue_head, *queue_tail;
   int queued;
+  uint64_t queued_bytes;
   bool failed;
   gb_error failure;     /* the job's one sentence */
 
@@ -82,7 +83,7 @@ gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
                          gb_error *error) {
   gb_group *g = gbi_calloc(1, sizeof *g);
   int *members = gbi_malloc(sizeof *members * (size_t)params->world);
-  gbi_works *works = gbi_works_new();
+  gbi_works *works = gbi_works_new(sizeof(gb_work));
   if (!g || !members || !works) {
     free(g);
     free(members);
@@ -146,7 +147,10 @@ static gb_status get_plan(gb_group *g, const gbi_coll *coll,
     entry = oldest; /* at most GBI_TASKS entries are in use */
     gbi_plan_free(entry->plan);
     entry->plan = NULL;
-    gbi_policy_env env = {g->p.topology, g->p.rank, g->p.chunk_bytes};
+    gbi_policy_env env = {.topology = g->p.topology,
+                          .rank = g->p.rank,
+                          .chunk_bytes = g->p.chunk_bytes,
+                          .rules = g->p.rules};
     GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
   }
   entry->used = ++g->plan_clock;
@@ -206,7 +210,8 @@ bool gbi_group_report(gb_group *g, gbi_call_state *state) {
 }
 
 /* A record's bytes are those of the input; a scatter's, of the root's. */
-static gb_record describe_call(const gb_group *g, const gb_work *work) {
+static gb_record describe_call(const gb_group *g, const gb_work *work,
+                               const gbi_plan *plan) {
   const gbi_coll *coll = &work->coll;
   bool barrier = coll->op == GBI_OP_BARRIER;
   bool scatter = coll->op == GBI_OP_SCATTER;
@@ -221,7 +226,7 @@ static gb_record describe_call(const gb_group *g, const gb_work *work) {
       .dtype = barrier ? -1 : coll->dtype,
       .redop = barrier || coll->redop == 255 ? -1 : coll->redop,
       .root = coll->root,
-      .policy = barrier ? NULL : g->p.policy->name,
+      .policy = barrier ? NULL : plan->policy,
       .group = g->p.id,
   };
 }
@@ -235,7 +240,7 @@ static gb_status begin_work(gb_group *g, gb_work *work, gb_error *error) {
   work->seq = g->next_seq++;
   work->deadline_ns = gbi_deadline_after_ms(gbi_group_timeout(g));
   work->plan_users = &entry->users;
-  gb_record record = describe_call(g, work);
+  gb_record record = describe_call(g, work, entry->plan);
   task->plan = entry->plan;
   task->call = identity_of(g, work);
   task->in = barrier ? g->barrier_byte : work->in;
@@ -439,6 +444,7 @@ static gb_status refill(driver *d, gb_error *error) {
       g->queue_head = work->next;
       if (!g->queue_head) g->queue_tail = NULL;
       g->queued--;
+      g->queued_bytes -= work->bytes;
       pthread_cond_broadcast(&g->works->changed);
     }
     pthread_mutex_unlock(&g->works->lock);
@@ -462,7 +468,10 @@ static gb_status drive(driver *d, gb_error *error) {
     bool moved;
     GBI_TRY(gbi_engine_progress(g->p.engine, &moved, error));
     gbi_task *task;
-    while ((task = gbi_engine_finished(g->p.engine))) end_work(g, task);
+    while ((task = gbi_engine_finished(g->p.engine))) {
+      end_work(g, task);
+      moved = true; /* also when it had no steps here */
+    }
     if (moved) {
       yields.count = 0;
       d->idle_ns = 0;
@@ -489,6 +498,7 @@ static void fail_group(gb_group *g, const gb_error *cause) {
   gb_work *queue = g->queue_head;
   g->queue_head = g->queue_tail = NULL;
   g->queued = 0;
+  g->queued_bytes = 0;
   pthread_mutex_unlock(&g->works->lock);
   bool first = true;
   gbi_task *task;
@@ -657,16 +667,34 @@ static gb_status need_worker(gb_group *g, gb_error *error) {
   return GB_OK;
 }
 
+/* Whether one more call may wait. With nobody waiting any size may. */
+static gb_status check_room(const gb_group *g, const gb_work *work,
+                            gb_error *error) {
+  if (g->queued >= g->p.queue_max)
+    return gbi_fail(error, GB_ERR_BUSY,
+                    "%d async calls are waiting, as many as "
+                    "GPUBRIDGE_ASYNC_QUEUE allows. Wait for one of them and "
+                    "call again",
+                    g->queued);
+  if (g->queued && g->queued_bytes + work->bytes > g->p.queue_bytes_max)
+    return gbi_fail(error, GB_ERR_BUSY,
+                    "%d async calls with %llu bytes are waiting, %llu more "
+                    "would pass the %llu that GPUBRIDGE_ASYNC_BYTES allows. "
+                    "Wait for one of them and call again",
+                    g->queued, (unsigned long long)g->queued_bytes,
+                    (unsigned long long)work->bytes,
+                    (unsigned long long)g->p.queue_bytes_max);
+  return GB_OK;
+}
+
 static gb_status call_async(gb_group *g, gb_work *work, gb_error *error) {
+  size_t in, out;
+  call_bytes(g, &work->coll, &in, &out);
+  work->bytes = in + (gbi_coll_in_place(&work->coll) ? 0 : out);
   pthread_mutex_lock(&g->works->lock);
   gb_status status = check_inside(g, error);
   if (status == GB_OK) status = refusal(g, error);
-  if (status == GB_OK && g->queued >= g->p.queue_max)
-    status = gbi_fail(error, GB_ERR_BUSY,
-                      "%d async calls are waiting, as many as "
-                      "GPUBRIDGE_ASYNC_QUEUE allows. Wait for one of them and "
-                      "call again",
-                      g->queued);
+  if (status == GB_OK) status = check_room(g, work, error);
   if (status == GB_OK) status = need_worker(g, error);
   if (status == GB_OK) {
     work->queued = true;
@@ -676,6 +704,7 @@ static gb_status call_async(gb_group *g, gb_work *work, gb_error *error) {
       g->queue_head = work;
     g->queue_tail = work;
     g->queued++;
+    g->queued_bytes += work->bytes;
     pthread_cond_broadcast(&g->works->changed);
   }
   pthread_mutex_unlock(&g->works->lock);
@@ -737,25 +766,6 @@ gb_status gbi_group_check(gb_group *g, gb_error *error) {
   return status;
 }
 
-/* A work for the queue, which owns all it needs; NULL: no memory. */
-static gb_work *new_work(gb_group *g, const gbi_coll *coll, const void *in,
-                         void *out, double factor) {
-  gb_work *work = gbi_malloc(sizeof *work);
-  uint64_t *counts = gbi_coll_copy_counts(coll);
-  if (!work || (coll->counts_count && !counts)) {
-    free(work);
-    free(counts);
-    return NULL;
-  }
-  gbi_work_init(work, g->works, coll, in, out, factor);
-  if (counts) work->coll.counts = work->counts = counts;
-  atomic_fetch_add(&g->works->holds, 1);
-  work->hook = g->p.wait_hook;
-  work->hook_arg = g->p.wait_hook_arg;
-  atomic_store(&work->holds, 2);
-  return work;
-}
-
 gb_status gbi_group_call_scaled(gb_group *g, const gbi_coll *coll,
                                 const void *in, void *out, double factor,
                                 gb_work **work_p, gb_error *error) {
@@ -768,8 +778,10 @@ gb_status gbi_group_call_scaled(gb_group *g, const gbi_coll *coll,
     gbi_work_init(&work, g->works, coll, in, out, factor);
     return call_sync(g, &work, error);
   }
-  gb_work *work = new_work(g, coll, in, out, factor);
+  gb_work *work = gbi_work_new(g->works, coll, in, out, factor);
   if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
+  work->hook = g->p.wait_hook;
+  work->hook_arg = g->p.wait_hook_arg;
   gb_status status = call_async(g, work, error);
   if (status == GB_OK) {
     *work_p = work;

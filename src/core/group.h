@@ -13,6 +13,7 @@
 #include "core/parts.h"
 #include "os/fork.h"
 #include "policy/policy.h"
+#include "policy/rules.h"
 
 #include <gpubridge/coll.h>
 #include <gpubridge/job.h>
@@ -27,6 +28,7 @@ typedef struct gbi_group_params {
   const char *const *who;       /* "rank 3 (host \"h\", amd)" by group rank */
   const gbi_topology *topology;
   const gbi_policy_ops *policy;
+  const gbi_rules *rules; /* of auto-tuned; NULL: none */
   const char *bridge;           /* resolved name */
   uint64_t chunk_bytes;
   struct gb_job *job;
@@ -37,6 +39,7 @@ typedef struct gbi_group_params {
   uint64_t timeout_ms;          /* at first; see gbi_group_set_timeout */
   uint64_t warn_after_ms;
   int queue_max;
+  uint64_t queue_bytes_max;
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;
   struct gbi_job_p2p *p2p; /* core/p2p.h */

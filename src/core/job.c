@@ -255,6 +255,7 @@ static gb_status specify_world(opener *o, gb_error *error) {
                               .topology = d->topology,
                               .who = (const char *const *)job->who,
                               .policy = policy,
+                              .rules = d->rules,
                               .bridge = d->bridge,
                               .timeout_ms = job->timeout_ms,
                               .deadline_ns = o->deadline_ns};

@@ -19,6 +19,8 @@ struct gbi_job_p2p {
   _Atomic int shown;
 };
 
+enum { OWN_OPS = 4 };
+
 /* One call of gb_send, gb_recv or gb_batch. `work` is first: releasing it frees
  * all. A sync call's lives on its caller's stack; its work is not used. */
 typedef struct messages {
@@ -27,8 +29,8 @@ typedef struct messages {
   const gb_group *group;
   gbi_p2p_call call;
   int *slots; /* of the watch, one an op */
-  gbi_p2p_op one;
-  int one_slot;
+  gbi_p2p_op own_ops[OWN_OPS]; /* used where there are no more */
+  int own_slots[OWN_OPS];
 } messages;
 
 /* ---- of a job ---- */
@@ -64,7 +66,7 @@ static gb_status open_p2p(gb_job *job, gbi_job_p2p *m, gb_error *error) {
 
 gb_status gbi_job_p2p_open(gb_job *job, gb_error *error) {
   gbi_job_p2p *m = gbi_calloc(1, sizeof *m);
-  gbi_works *works = gbi_works_new();
+  gbi_works *works = gbi_works_new(sizeof(messages));
   gb_status status = GB_OK;
   if (!m || !works)
     status = gbi_fail(error, GB_ERR_MEMORY, "no memory for messages");
@@ -184,12 +186,12 @@ static gb_status prepare(messages *x, gb_group *group, const gb_p2p_op *ops,
   const gbi_group_params *g = gbi_group_params_of(group);
   x->m = g->p2p;
   x->group = group;
-  x->call = (gbi_p2p_call){.ops = &x->one,
+  x->call = (gbi_p2p_call){.ops = x->own_ops,
                            .count = count,
                            .timeout_ms = gbi_group_timeout(group),
                            .arg = x};
-  x->slots = &x->one_slot;
-  if (count > 1) {
+  x->slots = x->own_slots;
+  if (count > OWN_OPS) {
     x->call.ops = gbi_calloc((size_t)count, sizeof *x->call.ops);
     x->slots = gbi_malloc(sizeof *x->slots * (size_t)count);
     if (!x->call.ops || !x->slots) {
@@ -204,7 +206,7 @@ static gb_status prepare(messages *x, gb_group *group, const gb_p2p_op *ops,
 }
 
 static void free_ops(messages *x) {
-  if (x->call.count < 2) return;
+  if (x->call.count <= OWN_OPS) return;
   free(x->call.ops);
   free(x->slots);
 }
@@ -240,7 +242,8 @@ static gb_status call_async(gb_group *group, const gb_p2p_op *ops, int count,
                             gb_work **work_p, gb_error *error) {
   static const gbi_coll none = {.root = -1};
   const gbi_group_params *g = gbi_group_params_of(group);
-  messages *x = gbi_malloc(sizeof *x);
+  gbi_works *works = g->p2p->works;
+  messages *x = (messages *)gbi_works_take(works);
   if (!x) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
   gb_status status = prepare(x, group, ops, count, error);
   if (status != GB_OK) {

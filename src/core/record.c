@@ -3,6 +3,7 @@
 #include "base/fault.h"
 #include "core/parts.h"
 #include "core/settings.h"
+#include "core/thresholds.h"
 #include "os/hostarea.h"
 #include "os/net.h"
 #include "policy/policy.h"
@@ -16,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { RECORD_FORMAT = 1, FACTS_BYTES_MAX = 4096 };
+enum { RECORD_FORMAT = 2, FACTS_BYTES_MAX = 4096 };
 
 const char *const gbi_known_bridges[] = {"auto", "shm", "tcp", "multitcp",
                                          NULL};
@@ -47,6 +48,7 @@ gb_status gbi_record_encode(const gbi_record *r, gbi_writer *out) {
   gbi_put_u8(out, r->simulated);
   gbi_put_text(out, r->bridge);
   gbi_put_text(out, r->policy);
+  gbi_put_text(out, r->rules);
   gbi_put_text(out, r->split_test);
   gbi_put_text(out, r->version);
   put_pairs(out, r);
@@ -93,6 +95,7 @@ gb_status gbi_record_decode(gbi_reader *in, gbi_record *r, gb_error *error) {
   r->simulated = gbi_get_u8(in) != 0;
   gbi_get_text(in, r->bridge, sizeof r->bridge);
   gbi_get_text(in, r->policy, sizeof r->policy);
+  gbi_get_text(in, r->rules, sizeof r->rules);
   gbi_get_text(in, r->split_test, sizeof r->split_test);
   gbi_get_text(in, r->version, sizeof r->version);
   get_pairs(in, r);
@@ -311,6 +314,18 @@ static void fill_policy(const gb_job_params *params, gbi_record *r,
   copy(r->policy, sizeof r->policy, policy ? policy->name : "auto");
 }
 
+static void fill_rules(gbi_record *r, gb_error *own) {
+  gbi_value path;
+  gbi_rules rules;
+  gb_error error;
+  read_text("GPUBRIDGE_THRESHOLDS", &path);
+  if (!path.text[0]) return;
+  if (gbi_thresholds_read(path.text, &rules, &error) != GB_OK)
+    add_own(r, &error, own);
+  else
+    (void)gbi_rules_text(&rules, r->rules, sizeof r->rules);
+}
+
 static void fill_split_test(gbi_record *r) {
   gbi_value value;
   read_text("GPUBRIDGE_SPLIT_TEST", &value);
@@ -370,6 +385,7 @@ gb_status gbi_record_fill(const gb_job_params *params,
   fill_host(record, own);
   fill_bridge(params, record, own);
   fill_policy(params, record, own);
+  fill_rules(record, own);
   fill_split_test(record);
   check_interface(record, own);
   fill_facts(params, record, own);

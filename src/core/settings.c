@@ -55,6 +55,11 @@ const gbi_setting gbi_core_settings[] = {
      .multiple = 8,
      .help = "unit in which a collective is pipelined; at most 256K when all "
              "ranks share a host"},
+    {.name = "GPUBRIDGE_THRESHOLDS",
+     .default_value = "",
+     .kind = GBI_SETTING_TEXT,
+     .help = "thresholds file: which policy carries which sizes; its rules "
+             "must agree, its path need not"},
     {.name = "GPUBRIDGE_PINNED_STAGING",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,
@@ -72,6 +77,13 @@ const gbi_setting gbi_core_settings[] = {
      .min = 1,
      .max = 1 << 20,
      .help = "async collectives that may wait in line"},
+    {.name = "GPUBRIDGE_ASYNC_BYTES",
+     .default_value = "64G",
+     .kind = GBI_SETTING_SIZE,
+     .min = 1,
+     .max = INT64_C(1) << 60,
+     .help = "bytes of the buffers of async collectives that may wait in line; "
+             "one alone may have more"},
     {.name = "GPUBRIDGE_ALLOW_DEBUG_GLOO",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,

@@ -215,11 +215,12 @@ static gb_status choose_policy(const gb_job *job, const subgroup *s,
                                gb_error *error) {
   const gbi_topology *t = s->topology;
   const char *name = asked ? asked : job->discovery->records[0].policy;
-  *policy_p =
-      strcmp(name, "auto") ? gbi_policy_find(name) : gbi_policy_auto(t);
+  const gbi_policy_ops *automatic =
+      job->discovery->rules ? &gbi_policy_auto_tuned : gbi_policy_auto(t);
+  *policy_p = strcmp(name, "auto") ? gbi_policy_find(name) : automatic;
   if (*policy_p && (*policy_p)->fits(t)) return GB_OK;
   if (!asked) { /* the job's own need not fit a part of it */
-    *policy_p = gbi_policy_auto(t);
+    *policy_p = automatic;
     return GB_OK;
   }
   char fit[512];
@@ -247,6 +248,7 @@ static gb_status prepare(gb_job *job, subgroup *s,
       .count = s->count,
       .topology = s->topology,
       .who = s->who,
+      .rules = job->discovery->rules,
       .timeout_ms = params->timeout_ms ? params->timeout_ms : job->timeout_ms};
   for (int i = 0; i < s->count; i++)
     if (s->ranks[i] == job->rank) spec->me = i;

@@ -7,11 +7,12 @@
 #include <string.h>
 #include <time.h>
 
-enum { SLICE_MS = 100 };
+enum { SLICE_MS = 100, SPARES_MAX = 64 };
 
-gbi_works *gbi_works_new(void) {
+gbi_works *gbi_works_new(size_t work_bytes) {
   gbi_works *works = gbi_calloc(1, sizeof *works);
   if (!works) return NULL;
+  works->work_bytes = work_bytes;
   atomic_init(&works->holds, 1);
   pthread_mutex_init(&works->lock, NULL);
   pthread_condattr_t attributes;
@@ -24,6 +25,11 @@ gbi_works *gbi_works_new(void) {
 
 void gbi_works_release(gbi_works *works) {
   if (atomic_fetch_sub(&works->holds, 1) != 1) return;
+  while (works->spare) {
+    gb_work *next = works->spare->next;
+    free(works->spare);
+    works->spare = next;
+  }
   pthread_cond_destroy(&works->changed);
   pthread_mutex_destroy(&works->lock);
   free(works);
@@ -53,6 +59,33 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   work->works = works;
   work->fork_count = gbi_fork_count();
   work->hook = NULL;
+}
+
+gb_work *gbi_works_take(gbi_works *works) {
+  pthread_mutex_lock(&works->lock);
+  gb_work *work = works->spare;
+  if (work) {
+    works->spare = work->next;
+    works->spares--;
+  }
+  pthread_mutex_unlock(&works->lock);
+  return work ? work : gbi_malloc(works->work_bytes);
+}
+
+gb_work *gbi_work_new(gbi_works *works, const gbi_coll *coll, const void *in,
+                      void *out, double factor) {
+  gb_work *work = gbi_works_take(works);
+  uint64_t *counts = gbi_coll_copy_counts(coll);
+  if (!work || (coll->counts_count && !counts)) {
+    free(work);
+    free(counts);
+    return NULL;
+  }
+  gbi_work_init(work, works, coll, in, out, factor);
+  if (counts) work->coll.counts = work->counts = counts;
+  atomic_fetch_add(&works->holds, 1);
+  atomic_store(&work->holds, 2);
+  return work;
 }
 
 gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
@@ -120,7 +153,16 @@ int gbi_work_source(const gb_work *work) {
 void gbi_work_release(gb_work *work) {
   if (!work) return;
   if (atomic_fetch_sub(&work->holds, 1) != 1) return;
-  gbi_works_release(work->works);
+  gbi_works *works = work->works;
   free(work->counts);
-  free(work);
+  pthread_mutex_lock(&works->lock);
+  bool keep = works->spares < SPARES_MAX;
+  if (keep) {
+    work->next = works->spare;
+    works->spare = work;
+    works->spares++;
+  }
+  pthread_mutex_unlock(&works->lock);
+  if (!keep) free(work);
+  gbi_works_release(works);
 }

@@ -15,9 +15,16 @@ typedef struct gbi_works {
   atomic_int holds;
   pthread_mutex_t lock; /* level 10 */
   pthread_cond_t changed;
+  size_t work_bytes;
+  gb_work *spare; /* released ones, for the next calls */
+  int spares;
 } gbi_works;
 
-gbi_works *gbi_works_new(void); /* NULL: no memory */
+/* work_bytes: of what each work is the first part of. NULL: no memory. */
+gbi_works *gbi_works_new(size_t work_bytes);
+/* Memory of one work, of a released one where there is one: calls cost no
+ * allocation once warm. NULL: no memory. */
+gb_work *gbi_works_take(gbi_works *works);
 void gbi_works_release(gbi_works *works);
 /* With the lock held: until somebody broadcasts, at most so long. */
 void gbi_works_wait(gbi_works *works, int most_ms);
@@ -30,6 +37,7 @@ struct gb_work {
   const void *in;
   void *out;
   double factor;
+  uint64_t bytes; /* of its buffers, of a queued work */
   bool queued; /* async */
   bool done;
   gb_error error; /* status GB_OK: success */
@@ -44,6 +52,10 @@ struct gb_work {
   void *hook_arg;
 };
 
+/* A work for the queue, held by the caller and by the library; it owns all it
+ * needs. NULL: no memory. */
+gb_work *gbi_work_new(gbi_works *works, const gbi_coll *coll, const void *in,
+                      void *out, double factor);
 void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
                    const void *in, void *out, double factor);
 /* The public calls of coll.h, whose contracts hold. */

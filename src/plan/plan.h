@@ -123,6 +123,7 @@ int32_t gbi_coll_counts_hash(const gbi_coll *coll);
 
 typedef struct gbi_plan {
   gbi_coll coll;      /* with lengths of its own */
+  const char *policy; /* name of the policy that made it; static */
   uint64_t *rows;     /* where each row begins and the last ends, NULL for equal
                          rows; an all_to_all's output parts follow */
   gbi_step *steps;

@@ -1,4 +1,5 @@
 #include "policy/policy.h"
+#include "policy/rules.h"
 
 #include <string.h>
 
@@ -6,6 +7,7 @@ static const gbi_policy_ops *const policies[] = {
     &gbi_policy_native_only,
     &gbi_policy_reduce_bridge_broadcast,
     &gbi_policy_flat,
+    &gbi_policy_auto_tuned,
 };
 
 const gbi_policy_ops *gbi_policy_find(const char *name) {
@@ -31,11 +33,22 @@ void gbi_policy_names(const gbi_topology *topology, char *buffer,
       gbi_text_add(&text, "%s%s", text.used ? ", " : "", policies[i]->name);
 }
 
+bool gbi_policy_needs_world(const gbi_policy_ops *policy,
+                            const gbi_rules *rules) {
+  bool needs = policy->uses_world;
+  if (policy != &gbi_policy_auto_tuned || !rules) return needs;
+  for (int i = 0; i < rules->count; i++)
+    needs = needs || (rules->rules[i].policy &&
+                      rules->rules[i].policy->uses_world);
+  return needs;
+}
+
 gb_status gbi_policy_plan(const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
                           gbi_plan **plan_p, gb_error *error) {
   gbi_plan *plan = gbi_plan_new(coll);
   if (!plan) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a plan");
+  plan->policy = policy->name;
   if (gbi_is_exchange(coll->op))
     gbi_plan_exchange(env, plan);
   else

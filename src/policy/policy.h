@@ -17,6 +17,7 @@ typedef struct gbi_policy_env {
   const gbi_topology *topology;
   int rank;             /* the rank whose plan is made */
   uint64_t chunk_bytes; /* pipelining unit; equal on all ranks */
+  const struct gbi_rules *rules; /* of auto-tuned; NULL: none */
 } gbi_policy_env;
 
 typedef struct gbi_policy_ops {
@@ -31,6 +32,7 @@ typedef struct gbi_policy_ops {
 extern const gbi_policy_ops gbi_policy_native_only;
 extern const gbi_policy_ops gbi_policy_reduce_bridge_broadcast;
 extern const gbi_policy_ops gbi_policy_flat;
+extern const gbi_policy_ops gbi_policy_auto_tuned;
 
 /* By name, old aliases included; NULL when unknown. */
 const gbi_policy_ops *gbi_policy_find(const char *name);
@@ -39,6 +41,11 @@ const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology);
 /* Names for error texts; only those that fit, when topology is given. */
 void gbi_policy_names(const gbi_topology *topology, char *buffer,
                       size_t bytes);
+
+/* Whether a group needs the communicator of all ranks: for the policy itself,
+ * or for one that its rules (NULL: none) name. */
+bool gbi_policy_needs_world(const gbi_policy_ops *policy,
+                            const struct gbi_rules *rules);
 
 /* Makes and seals one rank's plan. The caller frees it. */
 gb_status gbi_policy_plan(const gbi_policy_ops *policy,

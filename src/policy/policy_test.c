@@ -3,6 +3,7 @@
  * named topologies, up to 4,096 ranks. The last tests break plans on purpose
  * and prove that the checker sees it. */
 #include "policy/policy.h"
+#include "policy/rules.h"
 
 #include <stdlib.h>
 
@@ -116,11 +117,16 @@ static void call_fini(call *c) {
   free(c->parts);
 }
 
+static const gbi_rules *rules; /* of auto-tuned */
+
 static void call_plan(call *c, const gbi_policy_ops *policy,
                       uint64_t chunk_bytes) {
   int world = c->topology->world;
   for (int r = 0; r < world; r++) {
-    gbi_policy_env env = {c->topology, r, chunk_bytes};
+    gbi_policy_env env = {.topology = c->topology,
+                          .rank = r,
+                          .chunk_bytes = chunk_bytes,
+                          .rules = rules};
     gbi_coll coll = c->coll;
     if (c->lengths) {
       coll.counts = c->parts ? c->parts + (size_t)r * 2 * (size_t)world
@@ -232,6 +238,21 @@ GB_TEST(policy, four_thousand_ranks, .timeout_ms = 240000) {
 
 /* Rounds of all_to_all where each rank has hundreds of messages and room for
  * two. */
+/* Sizes at a border take one policy on all ranks, whatever their part. */
+GB_TEST(policy, rules_choose_alike_on_all_ranks) {
+  static const int islands[] = {0, 0, 1, 1, 1, 2, 2};
+  gbi_rules mixed;
+  GB_CHECK(gbi_rules_parse("8=auto,64=flat,*=auto;all_gather:100=flat,*=auto",
+                           &mixed));
+  rules = &mixed;
+  gbi_topology *t = make_topology(islands, 7);
+  for (uint64_t count = 0; count < 40; count++)
+    for (size_t s = 0; s < GBI_COUNT(shapes); s++)
+      check_one(&gbi_policy_auto_tuned, &shapes[s], t, count, 64);
+  gbi_topology_free(t);
+  rules = NULL;
+}
+
 GB_TEST(policy, all_to_all_of_many, .timeout_ms = 120000) {
   enum { WORLD = 256 };
   static int islands[WORLD];

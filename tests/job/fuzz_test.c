@@ -1,9 +1,10 @@
 /* Everything that reads what others wrote takes thousands of damaged inputs
  * without a crash, an over-read (inputs lie in exact allocations, for the
  * address sanitizer) or a hang: records, control messages both ways, the
- * greeting, tcp frames, addresses, the store's server, settings and texts
- * (S119, S121, S122). Damage: flipped bits, bytes, cut ends, and lengths that
- * are extreme. GB_FUZZ_SEED repeats a run with another seed. */
+ * greeting, thresholds files, tcp frames, addresses, the store's server,
+ * settings and texts (S119, S121, S122). Damage: flipped bits, bytes, cut ends,
+ * and lengths that are extreme. GB_FUZZ_SEED repeats a run with another
+ * seed. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -19,6 +20,7 @@
 #include "control/state.h"
 #include "core/discovery.h"
 #include "core/settings.h"
+#include "core/thresholds.h"
 #include "job/job.h"
 #include "os/handshake.h"
 #include "os/net.h"
@@ -132,6 +134,33 @@ GB_TEST(fuzz, records, .timeout_ms = 60000) {
   }
   printf("%d of 6000 still were records\n", taken);
   gbi_writer_fini(&w);
+}
+
+/* ---- thresholds files ---- */
+
+GB_TEST(fuzz, thresholds, .timeout_ms = 60000) {
+  static const char good[] =
+      "{\"gpubridge_thresholds\": 1, \"rules\": [{\"max_bytes\": 4096, "
+      "\"policy\": \"flat\"}, {\"max_bytes\": null, \"policy\": \"auto\"}], "
+      "\"chunk_bytes\": 65536, \"collectives\": {\"reduce\": [{\"max_bytes\": "
+      "null, \"policy\": \"auto\"}]}, \"measured\": {\"a\": [1, {}, \"\\n\"]}}";
+  int taken = 0;
+  for (int i = 0; i < 6000; i++) {
+    size_t bytes;
+    gb_error error;
+    gbi_rules rules;
+    uint8_t *data = damaged(good, sizeof good - 1, &bytes);
+    if (gbi_thresholds_parse((const char *)data, bytes, "t", &rules, &error) ==
+        GB_OK) {
+      char text[GBI_RULES_TEXT];
+      gbi_rules again;
+      taken++;
+      GB_CHECK(gbi_rules_text(&rules, text, sizeof text));
+      GB_CHECK(gbi_rules_parse(text, &again));
+    }
+    free(data);
+  }
+  printf("%d of 6000 still were thresholds\n", taken);
 }
 
 /* ---- parts of control messages ---- */

@@ -273,8 +273,9 @@ GB_TEST(life, two_on_one_buffer, .ranks = 4, .vendors = "nnaa") {
   }
   must_close(job);
 }
-GB_TEST(life, queue_limit, .ranks = 2, .vendors = "na") {
-  setenv("GPUBRIDGE_ASYNC_QUEUE", "4", 1);
+/* Room for four calls of one float32 besides those that run. */
+static void fill_queue(const char *variable, const char *value) {
+  setenv(variable, value, 1);
   gb_job *job = must_open(20000, NULL);
   volatile int *full = gb_test_shared();
   if (gb_rank()) gb_test_await(full, 1, 10000);
@@ -289,7 +290,7 @@ GB_TEST(life, queue_limit, .ranks = 2, .vendors = "na") {
                                        &works[accepted], &error);
       if (status == GB_OK) continue;
       GB_CHECK_INT(status, GB_ERR_BUSY);
-      GB_CHECK_TEXT(error.text, "GPUBRIDGE_ASYNC_QUEUE");
+      GB_CHECK_TEXT(error.text, variable);
       break;
     }
     GB_CHECK(accepted >= 4 && accepted <= 4 + 8);
@@ -304,6 +305,28 @@ GB_TEST(life, queue_limit, .ranks = 2, .vendors = "na") {
       float value = 0;
       MUST(sum_once(job, &value, error));
     }
+  }
+  must_close(job);
+}
+
+GB_TEST(life, queue_limit, .ranks = 2, .vendors = "na") {
+  fill_queue("GPUBRIDGE_ASYNC_QUEUE", "4");
+}
+GB_TEST(life, queue_bytes_limit, .ranks = 2, .vendors = "na") {
+  fill_queue("GPUBRIDGE_ASYNC_BYTES", "16");
+}
+/* A call larger than the budget still runs when nobody waits. */
+GB_TEST(life, one_large_call_may_wait, .ranks = 2, .vendors = "na") {
+  setenv("GPUBRIDGE_ASYNC_BYTES", "16", 1);
+  gb_job *job = must_open(20000, NULL);
+  for (int i = 0; i < 20; i++) {
+    float values[100] = {1};
+    gb_buffer buffer = {values, 100, GB_FLOAT32};
+    gb_work *work;
+    MUST(gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, &work, error));
+    MUST(gb_work_wait(work, 0, error));
+    gb_work_release(work);
+    GB_CHECK(values[0] == 2);
   }
   must_close(job);
 }

@@ -256,3 +256,20 @@ GB_TEST(rows, other_slices_over_tcp, .ranks = 2, .vendors = "na") {
 GB_TEST(rows, another_total, .ranks = 4, .vendors = "nnaa") {
   disagree(1, 3, false, "number 2 of 6 float32", "number 2 of 5 float32");
 }
+
+/* A rank that has nothing to do in a call does not sleep in it: naps of
+ * a tenth of a second would add up to twice the time allowed here and more. */
+GB_TEST(rows, empty_calls_are_not_slept_through, .ranks = 4, .vendors = "nnaa",
+        .timeout_ms = 60000) {
+  gb_job *job = must_open(30000, NULL);
+  gb_buffer nothing = {NULL, 0, GB_FLOAT32};
+  must_sum(job, 1);
+  double start = test_now();
+  for (int i = 0; i < 300; i++) {
+    MUST(gb_reduce_scatter(gb_job_world(job), &nothing, &nothing, GB_SUM, NULL,
+                           error));
+    must_sum(job, 1);
+  }
+  GB_CHECK(test_now() - start < 5);
+  must_close(job);
+}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT, TOOL, free_port
@@ -31,7 +32,7 @@ def test_version_and_usage():
     assert tool("version").stdout == "gpubridge 0.1.0\n"
     assert tool().returncode == 2
     assert tool("fly").returncode == 2
-    for command in ("run", "check", "probe", "config"):
+    for command in ("run", "check", "tune", "probe", "config"):
         done = tool(command, "--help")
         assert done.returncode == 0 and "usage" in done.stdout
         assert tool(command, "--no-such-option").returncode == 2
@@ -141,6 +142,44 @@ def test_check_is_all_exact(args):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all exact" in done.stdout and "bad" not in done.stdout
     assert done.stdout.count(" ok") >= 8 * 3 * 2 + 17
+
+
+def test_tune_writes_a_file_that_jobs_take(tmp_path):
+    """Measures, writes rules and curves; a job with the file stays exact."""
+    out, svg = tmp_path / "t.json", tmp_path / "t.svg"
+    command = ("tune", "--max", 65536, "--seconds", 2, "--out", out, "--svg", svg)
+    done = tool(*command, "--islands", "nvidia:2,amd:1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'left out: the policy "native-only" does not fit' in done.stdout
+    file = json.loads(out.read_text())
+    lists = [file["rules"], *file["collectives"].values()]
+    assert file["gpubridge_thresholds"] == 1 and len(lists) == 5
+    for rules in lists:
+        sizes = [rule["max_bytes"] for rule in rules]
+        assert sizes[-1] is None and sizes[:-1] == sorted(set(sizes[:-1]))
+    measured = file["measured"]
+    assert measured["islands"] == {"nvidia": 2, "amd": 1}
+    assert measured["median_us"]["all_reduce flat@4"] > 0
+    assert measured["median_us"]["reduce_scatter reduce-bridge-broadcast@65536"] > 0
+    root = ElementTree.fromstring(svg.read_text())
+    assert sum(e.tag.endswith("polyline") for e in root) >= 5 * 2
+    env = {"GPUBRIDGE_THRESHOLDS": str(out)}
+    done = tool("check", "--islands", "nvidia:2,amd:1", "--count", 700, env=env)
+    assert done.returncode == 0 and "policy auto-tuned" in done.stdout, done.stdout
+    assert "all exact" in done.stdout
+    done = tool("check", "--islands", "nvidia:3", env=env)  # rules for two islands
+    assert done.returncode == 1 and "which does not fit a job of 1 island" in done.stdout
+
+
+def test_tune_refuses(tmp_path):
+    assert tool("tune", "--max", 2).returncode == 2
+    assert tool("tune", "--seconds", 0).returncode == 2
+    short = ("--max", 16, "--seconds", 0.1)
+    done = tool("tune", *short, "--policies", "best,native-only")
+    assert done.returncode == 1 and "none of the policies" in done.stdout
+    nowhere = tmp_path / "none" / "t.json"
+    done = tool("tune", *short, "--out", nowhere, "--svg", "")
+    assert done.returncode == 1 and f"cannot write {nowhere}: No such" in done.stdout
 
 
 def test_config_lists_and_judges():

@@ -323,7 +323,7 @@ gone(kept[0].value)
 gone(lambda: torch.futures.wait_all([w[2].get_future(), w[3].get_future()]))
 try: outer.wait()
 except RuntimeError as error: assert "rank 1" in str(error)
-else: assert outer.exception() is not None or not outer.is_success(), "success"
+else: assert not outer.is_success() or outer.exception() is not None, "success"
 gone(lambda: lazy + 1)
 gone(lambda: many[0] + 1)
 # Refused at once.
