@@ -16,6 +16,7 @@
 #include <gpubridge/job.h>
 #include <gpubridge/observe.h>
 #include <gpubridge/p2p.h>
+#include <gpubridge/parts.h>
 #include <gpubridge/status.h>
 #include <gpubridge/store.h>
 #include <gpubridge/version.h>

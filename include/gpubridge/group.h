@@ -51,6 +51,9 @@ GB_API gb_status gb_group_set_timeout(gb_group *group, uint64_t timeout_ms);
 /* Calls that this group has started: the next one takes this number. Any
  * thread. */
 GB_API uint64_t gb_group_calls(gb_group *group);
+/* GB_OK until the job fails; then what calls are refused with. For callers that
+ * wait for something of their own. Never blocks. Any thread. */
+GB_API gb_status gb_group_check(gb_group *group, gb_error *error);
 
 /* Fixed at open; strings and lists live as long as the group. */
 typedef struct gb_group_info {

@@ -13,6 +13,8 @@
 extern "C" {
 #endif
 
+struct gb_bridge_ops; /* parts.h */
+struct gb_policy_ops;
 typedef struct gb_job gb_job;     /* opaque, one per open */
 typedef struct gb_group gb_group; /* opaque, owned by its job */
 
@@ -55,12 +57,16 @@ typedef struct gb_job_params {
   /* A name that separates this attempt's keys from others in one store.
    * NULL: TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. */
   const char *attempt;
+  /* A bridge and a policy of the caller's own (parts.h), or NULL. They are used
+   * where `bridge` and `policy` (or their variables) say their names. */
+  const struct gb_bridge_ops *bridge_ops;
+  const struct gb_policy_ops *policy_ops;
 } gb_job_params;
 
 #define GB_JOB_PARAMS_INIT                                                     \
   {                                                                            \
     sizeof(gb_job_params), NULL, -1, -1, 0, NULL, NULL, NULL, NULL, NULL, 0,   \
-        NULL, 0, NULL, NULL, NULL                                              \
+        NULL, 0, NULL, NULL, NULL, NULL, NULL                                  \
   }
 
 /* Joins the job: meets all ranks, checks that they agree, plans the islands,

@@ -14,6 +14,7 @@
 
 typedef struct core_state {
   PyObject *error;     /* gpubridge._core.Error, a RuntimeError */
+  PyObject *cause;     /* what Python code of a part raised here, or NULL */
   PyTypeObject *job_type;
   PyTypeObject *group_type;
   PyTypeObject *work_type;
@@ -40,5 +41,18 @@ PyObject *core_work_new(core_state *state, gb_work *work);
 /* A store given by Python: an object with set(key, bytes) and get(key,
  * timeout_ms) -> bytes or None. */
 void core_store_fill(gb_store *store, PyObject *object);
+
+/* The job's parts in Python (gpubridge/parts.py): its callbacks live as long as
+ * the job. */
+typedef struct core_parts {
+  core_state *state;
+  PyObject *object;
+  gb_bridge_ops bridge;
+  gb_policy_ops policy;
+} core_parts;
+
+/* object and state are set. Texts are kept in the list `held`. -1 with an
+ * exception. */
+int core_parts_fill(core_parts *parts, PyObject *held, gb_job_params *params);
 
 #endif

@@ -405,6 +405,7 @@ static PyObject *group_serve(PyObject *self, PyObject *unused) {
   Py_BEGIN_ALLOW_THREADS;
   status = gb_group_serve(group, &c.error);
   Py_END_ALLOW_THREADS;
+  if (PyErr_Occurred()) return NULL; /* a part's SystemExit or the like */
   return finish(self, status, &c);
 }
 
@@ -419,6 +420,15 @@ static PyObject *group_set_timeout(PyObject *self, PyObject *arg) {
 static PyObject *group_calls(PyObject *self, PyObject *unused) {
   gb_group *group = group_of(self);
   return group ? PyLong_FromUnsignedLongLong(gb_group_calls(group)) : NULL;
+}
+
+static PyObject *group_check(PyObject *self, PyObject *unused) {
+  gb_group *group = group_of(self);
+  gb_error error;
+  if (!group) return NULL;
+  if (gb_group_check(group, &error) != GB_OK)
+    return core_raise(state_of(self), &error);
+  Py_RETURN_NONE;
 }
 
 static PyObject *group_close(PyObject *self, PyObject *unused) {
@@ -517,6 +527,8 @@ static PyMethodDef group_methods[] = {
     {"set_timeout", group_set_timeout, METH_O,
      "set_timeout(milliseconds): bounds every later call; 0: the job's."},
     {"calls", group_calls, METH_NOARGS, "Calls it has started."},
+    {"check", group_check, METH_NOARGS,
+     "Raises what calls are refused with once the job failed. Never blocks."},
     {"close", group_close, METH_NOARGS,
      "Runs what is queued and gives the group back. Again: no-op."},
     {"info", group_info, METH_NOARGS, "Members, islands, policy, as a dict."},

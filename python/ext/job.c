@@ -10,6 +10,7 @@ typedef struct job_object {
   PyObject_HEAD
   gb_job *job;        /* NULL once closed */
   PyObject *observer; /* callable, or NULL */
+  core_parts *parts;  /* or NULL */
 } job_object;
 
 static core_state *state_of(PyObject *self) {
@@ -75,20 +76,43 @@ static int fill_problems(open_args *args, PyObject *problems) {
   return 0;
 }
 
+static void free_parts(core_parts *parts) {
+  if (!parts) return;
+  Py_DECREF(parts->object);
+  PyMem_Free(parts);
+}
+
+/* *parts_p is NULL for None; freed with the job. */
+static int fill_parts(open_args *args, core_state *state, PyObject *object,
+                      core_parts **parts_p) {
+  if (object == Py_None) return 0;
+  core_parts *parts = PyMem_Calloc(1, sizeof *parts);
+  if (!parts) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  Py_INCREF(object);
+  parts->object = object;
+  parts->state = state;
+  *parts_p = parts;
+  return core_parts_fill(parts, args->held, &args->params);
+}
+
 static PyObject *job_new(PyTypeObject *type, PyObject *positional,
                          PyObject *named) {
   static char *names[] = {"init_method", "rank",   "world_size", "timeout_ms",
                           "bridge",      "policy", "vendor",     "facts",
-                          "problems",    "store",  "attempt",    NULL};
+                          "problems",    "store",  "attempt",    "parts",
+                          NULL};
   open_args args = {.params = GB_JOB_PARAMS_INIT};
   unsigned long long timeout_ms = 0;
-  PyObject *facts, *problems, *store;
+  PyObject *facts, *problems, *store, *parts;
   if (!PyArg_ParseTupleAndKeywords(
-          positional, named, "ziiKzzzO!O!Oz", names, &args.params.init_method,
+          positional, named, "ziiKzzzO!O!OzO", names, &args.params.init_method,
           &args.params.rank, &args.params.world_size, &timeout_ms,
           &args.params.bridge, &args.params.policy, &args.params.vendor,
           &PyList_Type, &facts, &PyList_Type, &problems, &store,
-          &args.params.attempt))
+          &args.params.attempt, &parts))
     return NULL;
   args.params.timeout_ms = timeout_ms;
   args.params.wait_hook = check_signals;
@@ -98,7 +122,10 @@ static PyObject *job_new(PyTypeObject *type, PyObject *positional,
   gb_status status = GB_ERR_ARGUMENT;
   core_state *state = PyType_GetModuleState(type);
   if (!args.held) return NULL;
-  if (fill_facts(&args, facts) == 0 && fill_problems(&args, problems) == 0) {
+  Py_CLEAR(state->cause);
+  core_parts *own = NULL;
+  if (fill_parts(&args, state, parts, &own) == 0 &&
+      fill_facts(&args, facts) == 0 && fill_problems(&args, problems) == 0) {
     if (store != Py_None) {
       core_store_fill(&args.store, store);
       args.params.store = &args.store;
@@ -109,13 +136,17 @@ static PyObject *job_new(PyTypeObject *type, PyObject *positional,
     if (status != GB_OK) core_raise(state, &error);
   }
   Py_DECREF(args.held);
-  if (status != GB_OK) return NULL;
-  job_object *self = PyObject_New(job_object, type);
+  job_object *self = NULL;
+  if (status == GB_OK) {
+    self = PyObject_New(job_object, type);
+    if (!self) (void)gb_job_close(job, NULL);
+  }
   if (!self) {
-    (void)gb_job_close(job, NULL);
+    free_parts(own);
     return NULL;
   }
   self->job = job;
+  self->parts = own;
   self->observer = NULL;
   return (PyObject *)self;
 }
@@ -153,6 +184,7 @@ static void job_dealloc(PyObject *self) {
     Py_END_ALLOW_THREADS;
   }
   Py_XDECREF(object->observer);
+  free_parts(object->parts);
   PyObject_Free(self);
   Py_DECREF(type);
 }

@@ -16,6 +16,11 @@ PyObject *core_raise(core_state *state, const gb_error *error) {
   if (!value) return NULL;
   PyObject *status = PyUnicode_FromString(gb_status_name(error->status));
   PyObject *rank = PyLong_FromLong(error->rank);
+  int ended = gb_status_scope(error->status) == GB_SCOPE_JOB;
+  if (state->cause && ended) {
+    Py_INCREF(state->cause);
+    PyException_SetCause(value, state->cause);
+  }
   if (status && rank && PyObject_SetAttrString(value, "status", status) == 0 &&
       PyObject_SetAttrString(value, "rank", rank) == 0)
     PyErr_SetObject(type, value);
@@ -71,6 +76,7 @@ static int module_exec(PyObject *module) {
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   core_state *state = PyModule_GetState(module);
   Py_VISIT(state->error);
+  Py_VISIT(state->cause);
   Py_VISIT(state->job_type);
   Py_VISIT(state->group_type);
   Py_VISIT(state->work_type);
@@ -80,6 +86,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 static int module_clear(PyObject *module) {
   core_state *state = PyModule_GetState(module);
   Py_CLEAR(state->error);
+  Py_CLEAR(state->cause);
   Py_CLEAR(state->job_type);
   Py_CLEAR(state->group_type);
   Py_CLEAR(state->work_type);

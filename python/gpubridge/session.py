@@ -15,7 +15,7 @@ import warnings
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-from . import _core
+from . import _core, custom
 from .group import Group
 from .observe import InFlight, Observers
 from .probing import probe
@@ -32,9 +32,11 @@ _adopting = False  # init() has opened the job and now creates torch's group
 class Session:
     """An open job and what Python keeps for it."""
 
-    def __init__(self, job, topology):
+    def __init__(self, job, topology, parts, open_store):
         self.job = job
         self.topology = topology
+        self.parts = parts  # custom policy and bridge, or None
+        self.open_store = open_store  # see rendezvous.store
         self.pid = os.getpid()
         self.observers = Observers(job)
         self.world = Group(job.world())
@@ -68,6 +70,7 @@ class Session:
     def close(self):
         """Runs what is queued and leaves the job. Idempotent."""
         self._await_store_clients()
+        self.open_store = None
         try:
             self.job.close()
         finally:
@@ -75,6 +78,8 @@ class Session:
                 group.ended()
             self.groups.clear()
             self.observers.clear()
+            if self.parts is not None:
+                self.parts.close()
 
     def _await_store_clients(self):
         """Rank 0's store must not go before the others have connected to it: a
@@ -119,8 +124,37 @@ class _Store:
         return self.store.get(key)
 
 
-def _join(init_method, rank, world_size, timeout, bridge, policy, store, facts=()):
-    """Opens the job and makes it the current one."""
+def _custom_parts(policy, bridge, rank, open_store):
+    """(name of the policy, name of the bridge, Parts or None)."""
+    policy_name, policy_class = custom.resolve_policy(policy)
+    asked = bridge
+    if asked is None:
+        asked = os.environ.get("GPUBRIDGE_BRIDGE", "").strip() or None
+    bridge_name, bridge_class = custom.resolve_transport(asked)
+    if bridge_class is None:
+        bridge_name = bridge  # the library reads the variable
+    if policy_class is None and bridge_class is None:
+        return policy_name, bridge_name, None
+    from .parts import Parts
+
+    return policy_name, bridge_name, Parts(policy_class, bridge_class, rank, open_store)
+
+
+def _open(*args):
+    try:
+        return _core.Job(*args)
+    except ValueError as error:  # the library lists the names that it knows
+        others = custom.other_names(str(error))
+        if not others:
+            raise
+        raise ValueError(f"{error}, {', '.join(others)}") from None
+
+
+def _join(
+    init_method, rank, world_size, timeout, bridge, policy, store, open_store, facts=()
+):
+    """Opens the job and makes it the current one. open_store: gives the store
+    that torch's group has, from rank 0's facts."""
     global _session
     if _session is not None:
         raise RuntimeError(
@@ -131,7 +165,8 @@ def _join(init_method, rank, world_size, timeout, bridge, policy, store, facts=(
 
     found = probe()
     timeout_ms = int(timeout.total_seconds() * 1000) if timeout else 0
-    job = _core.Job(
+    policy, bridge, parts = _custom_parts(policy, bridge, _peek_rank(rank), open_store)
+    job = _open(
         init_method,
         rank,
         world_size,
@@ -144,15 +179,18 @@ def _join(init_method, rank, world_size, timeout, bridge, policy, store, facts=(
             ("probe", json.dumps(found.to_dict())),
             *facts,
         ],
-        list(found.errors),
+        [*found.errors, *(parts.problems if parts else ())],
         None if store is None else _Store(store),
         None,
+        parts,
     )
     info = job.info()
     topology = Topology.from_info(
-        info, timedelta(milliseconds=info["timeout_ms"]), torch.device("cpu")
+        info, timedelta(milliseconds=info["timeout_ms"]), torch.device("cpu"), parts
     )
-    _session = Session(job, topology)
+    if parts is not None:
+        parts.topology = topology
+    _session = Session(job, topology, parts, open_store)
     _tell(topology)
     return _session
 
@@ -169,7 +207,9 @@ def group_for_torch(store, ranks, rank, size, timeout):
         return current().world
     if _session is None:
         policy = os.environ.get("GPUBRIDGE_POLICY") or None
-        session = _join(None, rank, size, timeout, None, policy, store)
+        session = _join(
+            None, rank, size, timeout, None, policy, store, lambda facts: store
+        )
         session.job_ranks = {r: i for i, r in enumerate(ranks)} if ranks else None
         return session.world
     session = current()
@@ -231,21 +271,19 @@ def _own_store(rank, timeout):
     )
 
 
-def _torch_store(init_method, own, topology, timeout):
-    """The store that torch's default group gets."""
+def _torch_store(init_method, own, world_size, timeout, facts):
+    """The store that torch's default group gets. facts: rank 0's."""
     import torch.distributed as dist
 
-    if topology.world_size == 1:
+    if world_size == 1:
         return dist.HashStore()
     if init_method.startswith("file://"):
-        return dist.FileStore(
-            init_method[len("file://") :] + ".torch", topology.world_size
-        )
+        return dist.FileStore(init_method[len("file://") :] + ".torch", world_size)
     if own is not None:
         return own
     host, port = _master(init_method)
     if not (_is_agent_store() and init_method == "env://"):
-        port = int(topology.peers[0].facts["torch_store_port"])
+        port = int(facts["torch_store_port"])
     store = dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
     store.add(_JOINED, 1)
     return store
@@ -261,15 +299,24 @@ def _master(init_method):
 
 def _peek_rank(rank):
     """This rank as far as it can be told; the library judges it."""
-    if rank is not None:
+    if rank is not None and rank >= 0:
         return rank
     text = os.environ.get("RANK", "").strip()
     return int(text) if text.isdigit() else -1
 
 
-def _check_name(kind, value):
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{kind} must be a name, not {type(value).__name__}")
+def _peek_size(world_size):
+    if world_size is not None:
+        return world_size
+    text = os.environ.get("WORLD_SIZE", "").strip()
+    return int(text) if text.isdigit() else -1
+
+
+def _set_up_policy(session):
+    """What init() does once every group exists. All ranks meet in an empty call,
+    which sets the policy up first: a failure ends it on every rank."""
+    if session.parts is not None and session.parts.policy is not None:
+        session.world.core.broadcast(0, 0, 0, 0, False)
 
 
 def init(
@@ -289,6 +336,9 @@ def init(
     of torch.distributed. ``timeout`` (a timedelta; None: torch's default of 30
     minutes) bounds this and every call. Blocks until every rank is here.
 
+    ``policy`` and ``bridge``: a name, or a :class:`CollectivePolicy` or
+    :class:`BridgeTransport` subclass, the same on every rank.
+
     Raises ValueError for this rank's own bad argument or variable, and
     RuntimeError, with one text on every rank, for everything that the ranks
     find together. Afterwards nothing stays open.
@@ -306,8 +356,8 @@ def init(
             'init_process_group. Use either gpubridge.init() or '
             'init_process_group(backend="gpubridge"), not both'
         )
-    _check_name("bridge", bridge)
-    _check_name("policy", policy)
+    custom.resolve_transport(bridge)
+    custom.resolve_policy(policy)
     init_method = init_method or "env://"
     timeout = timeout or dist.constants.default_pg_timeout
     from ._register import register
@@ -317,6 +367,16 @@ def init(
     rank_here = _peek_rank(rank)
     own = None if _is_agent_store() else _own_store(rank_here, timeout)
     facts = [("torch_store_port", str(own.port))] if own is not None else []
+    size_here = _peek_size(world_size)
+    opened = []  # torch's store: one for all uses
+
+    def open_store(facts_of_rank_0):
+        if not opened:
+            opened.append(
+                _torch_store(init_method, own, size_here, timeout, facts_of_rank_0)
+            )
+        return opened[0]
+
     try:
         session = _join(
             init_method,
@@ -326,6 +386,7 @@ def init(
             bridge,
             policy,
             None,
+            open_store,
             facts,
         )
         _adopting = True
@@ -333,13 +394,16 @@ def init(
         session.own_store = own
         dist.init_process_group(
             "gpubridge",
-            store=_torch_store(init_method, own, topology, timeout),
+            store=open_store(topology.peers[0].facts),
             rank=topology.rank,
             world_size=topology.world_size,
             timeout=timeout,
         )
+        _set_up_policy(session)
     except BaseException:
         close_session()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         raise
     finally:
         _adopting = False
@@ -382,8 +446,15 @@ def in_flight():
 
 
 def telemetry():
-    """Facts and counters of the bridge and the islands, as a dict."""
-    return current().job.telemetry()
+    """Facts and counters of the bridge and the islands, as a dict. What a custom
+    bridge says of itself is under ``bridge.`` and its own names."""
+    session = current()
+    facts = session.job.telemetry()
+    bridge = session.topology.bridge
+    if bridge is not None:
+        for name, value in bridge.telemetry().items():
+            facts[f"bridge.{name}"] = value
+    return facts
 
 
 @atexit.register

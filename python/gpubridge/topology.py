@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .probing import Probe
@@ -27,6 +28,17 @@ class Layout:
 
     vendors: tuple  # label by rank
     islands: tuple
+
+    @classmethod
+    def of(cls, vendors) -> "Layout":
+        """The layout of ranks with these labels. ValueError without any."""
+        if not vendors:
+            raise ValueError("a layout has at least one rank")
+        ranks = {}
+        for rank, vendor in enumerate(vendors):
+            ranks.setdefault(vendor, []).append(rank)
+        islands = (Island(v, tuple(r), r[0]) for v, r in ranks.items())
+        return cls(tuple(vendors), tuple(islands))
 
     @property
     def world_size(self) -> int:
@@ -86,6 +98,7 @@ class Topology:
     timeout: Any  # datetime.timedelta
     device: Any = None  # torch.device, None without torch
     links: tuple = ()  # the ranks of each link between the islands, one an island
+    parts: Any = field(default=None, repr=False)  # custom policy and bridge
 
     @property
     def island(self) -> Island:
@@ -107,11 +120,51 @@ class Topology:
 
     @property
     def gloo_free(self) -> bool:
-        """No Gloo group or thread exists in this job: always true here."""
-        return True
+        """The job did not ask for Gloo: it has no Gloo group or thread."""
+        return self.bridge_name != "gloo" and self.policy_name != "flat-gloo"
+
+    @property
+    def policy(self):
+        """The custom policy object; None for one of the library's own."""
+        return self.parts.policy if self.parts else None
+
+    @property
+    def policy_settings(self) -> dict:
+        """The agreed settings of the custom policy."""
+        return self.parts.settings if self.parts else {}
+
+    @property
+    def transport(self):
+        """The custom bridge's class, on every rank; None for the library's."""
+        return self.parts.transport_class if self.parts else None
+
+    @property
+    def bridge(self):
+        """This rank's custom bridge object; None on other ranks, and for one of
+        the library's own."""
+        return self.parts.links.get(0) if self.parts else None
+
+    @property
+    def bridge_group(self):
+        """The custom bridge's torch group, if it has one (``gloo`` has)."""
+        return getattr(self.bridge, "process_group", None)
+
+    @cached_property
+    def island_group(self):
+        """This island's ranks as a torch process group, for custom policies:
+        they may call it, which they may not the default group.
+
+        Made when it is first asked for, which every rank of the island does at
+        the same time (in ``setup``); blocks until they have.
+        """
+        from .process_group import GpubridgeProcessGroup
+        from .session import current
+
+        group = current().open_group(list(self.island.ranks), self.timeout)
+        return GpubridgeProcessGroup(group, None, self.timeout)
 
     @classmethod
-    def from_info(cls, info, timeout, device):
+    def from_info(cls, info, timeout, device, parts=None):
         """From the dict that the C library gives."""
         islands = tuple(
             Island(i["label"], tuple(i["ranks"]), i["leader"])
@@ -141,4 +194,5 @@ class Topology:
             timeout=timeout,
             device=device,
             links=tuple(zip(*(i["holders"][: info["links"]] for i in info["islands"]), strict=True)),
+            parts=parts,
         )

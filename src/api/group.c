@@ -40,6 +40,11 @@ uint64_t gb_group_calls(gb_group *group) {
   return group && gbi_group_report(group, &state) ? state.started : 0;
 }
 
+gb_status gb_group_check(gb_group *group, gb_error *error) {
+  if (!group) return gbi_fail(error, GB_ERR_ARGUMENT, "the group is NULL");
+  return gbi_group_check(group, error);
+}
+
 gb_status gb_group_get_info(const gb_group *group, gb_group_info *info) {
   if (!group || !info || info->size < sizeof(size_t)) return GB_ERR_ARGUMENT;
   const gbi_group_params *its = gbi_group_params_of(group);

@@ -37,7 +37,10 @@ typedef enum gbi_comm_kind {
    * the peer's own list has the counterpart with the same call and step, at
    * any place. Steps of one list start in order and end in any order. */
   GBI_COMM_SEND,
-  GBI_COMM_RECV
+  GBI_COMM_RECV,
+  /* A caller's policy only (core/parts.h): call.op as a whole, from src to dst;
+   * count: elements of one row, where there are rows. */
+  GBI_COMM_CALL
 } gbi_comm_kind;
 
 typedef struct gbi_comm_step {

@@ -1,6 +1,7 @@
 #include "core/agreement.h"
 
 #include "base/memory.h"
+#include "core/parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -118,7 +119,8 @@ static gb_status check_mode(const gbi_record *records, int world,
 static gb_status check_settings(const gbi_record *records, int world,
                                 bool of_policy, gb_error *error) {
   static const char *const policys[] = {"GPUBRIDGE_CHUNK_BYTES",
-                                        "GPUBRIDGE_SHARD_LINKS"};
+                                        "GPUBRIDGE_SHARD_LINKS",
+                                        GBI_POLICY_SETTINGS};
   for (int r = 0; r < world; r++) {
     for (int i = 0; i < records[r].settings_count; i++) {
       const char *name = records[r].settings[i].name;

@@ -64,8 +64,67 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
   return count;
 }
 
+static bool is_own_bridge(const connector *c) {
+  return gbi_parts_has_bridge(&c->job->parts, c->spec->bridge);
+}
+
+static bool is_own_policy(const connector *c) {
+  return c->spec->policy == &c->job->parts.plans;
+}
+
+static gbi_part_site part_site(const connector *c) {
+  const gbi_group_spec *spec = c->spec;
+  return (gbi_part_site){.parts = &c->job->parts,
+                         .job = c->job,
+                         .group = spec->id,
+                         .rank = c->job->rank,
+                         .who = spec->who[spec->me],
+                         .timeout_ms = spec->timeout_ms};
+}
+
+/* Every rank knows every link: each is listed by its first member. */
+static gb_status open_own_bridge(connector *c, gb_error *error) {
+  size_t n = (size_t)c->spec->count;
+  gbi_part_link *links = gbi_calloc(n, sizeof *links);
+  int *ranks = gbi_malloc(sizeof *ranks * n), count = 0, me;
+  gb_status status = GB_OK;
+  if (!links || !ranks)
+    status = gbi_fail(error, GB_ERR_MEMORY, "no memory for a bridge's links");
+  for (int r = 0; r < c->spec->count && status == GB_OK; r++) {
+    gbi_group_spec theirs = *c->spec;
+    theirs.me = r;
+    int members = comm_members(&theirs, GBI_ON_BRIDGE, ranks, &me);
+    if (!members || me) continue;
+    int *list = gbi_malloc(sizeof *list * (size_t)members);
+    links[count++] = (gbi_part_link){list, members};
+    if (!list)
+      status = gbi_fail(error, GB_ERR_MEMORY, "no memory for a bridge's link");
+    for (int i = 0; list && i < members; i++)
+      list[i] = c->spec->ranks[ranks[i]];
+  }
+  gbi_part_site site = part_site(c);
+  if (status == GB_OK)
+    status = gbi_parts_open_bridge(&site, links, count,
+                                   &c->comms[GBI_ON_BRIDGE], error);
+  for (int i = 0; i < count; i++) free(links[i].ranks);
+  free(links);
+  free(ranks);
+  return status;
+}
+
+static gb_status open_own_policy(connector *c, gb_error *error) {
+  const gbi_group_spec *spec = c->spec;
+  gbi_part_site site = part_site(c);
+  return gbi_parts_open_policy(&site, spec->ranks, spec->count, spec->me,
+                               &c->comms[GBI_ON_WORLD], error);
+}
+
 static gb_status open_comm(connector *c, int resource, gb_error *error) {
   gb_job *job = c->job;
+  if (resource == GBI_ON_BRIDGE && is_own_bridge(c))
+    return open_own_bridge(c, error);
+  if (resource == GBI_ON_WORLD && is_own_policy(c))
+    return open_own_policy(c, error);
   const gbi_group_spec *spec = c->spec;
   const gbi_discovery *d = job->discovery;
   size_t n = (size_t)spec->count;
@@ -229,6 +288,9 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .queue_bytes_max = (uint64_t)gbi_core_setting("GPUBRIDGE_ASYNC_BYTES"),
       .wait_hook = job->wait_hook,
       .wait_hook_arg = job->wait_hook_arg,
+      .parts = &job->parts,
+      .own_policy = is_own_policy(c),
+      .own_bridge = is_own_bridge(c),
   };
   GBI_TRY(gbi_engine_open(c->comms, spec->count,
                           gbi_policy_scratch_max(spec->topology, chunk),

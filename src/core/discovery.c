@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "core/agreement.h"
+#include "core/parts.h"
 #include "policy/policy.h"
 #include "transport/transport.h"
 
@@ -102,6 +103,12 @@ static gb_status make_topology(gbi_discovery *d, gb_error *error) {
 
 /* ---- policy and bridge ---- */
 
+static bool has_own_policy(const gbi_record *r) {
+  for (int i = 0; i < r->settings_count; i++)
+    if (!strcmp(r->settings[i].name, GBI_POLICY_SETTINGS)) return true;
+  return false;
+}
+
 /* All ranks have the same text here: the agreement was checked. */
 static gb_status read_rules(gbi_discovery *d, gb_error *error) {
   const char *text = d->records[0].rules;
@@ -136,6 +143,12 @@ static int most_links(const gbi_record *record) {
 
 static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
   const char *asked = d->records[0].policy;
+  d->links_most = most_links(&d->records[0]);
+  if (has_own_policy(&d->records[0])) { /* it is asked itself: parts.h */
+    snprintf(d->policy, sizeof d->policy, "%s", asked);
+    d->links = d->topology->islands_count > 1; /* to meet over */
+    return GB_OK;
+  }
   const gbi_policy_ops *policy = gbi_policy_find(asked);
   if (!strcmp(asked, "auto"))
     policy = d->rules ? &gbi_policy_auto_tuned : gbi_policy_auto(d->topology);
@@ -150,7 +163,6 @@ static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
                     fit);
   }
   snprintf(d->policy, sizeof d->policy, "%s", policy->name);
-  d->links_most = most_links(&d->records[0]);
   d->links = gbi_policy_links(policy, d->rules, d->topology, d->links_most);
   return GB_OK;
 }

@@ -232,6 +232,7 @@ static void start_on_comm(gbi_engine *engine, lane *l, gbi_task *task,
       [GBI_DO_TRANSFER] = GBI_COMM_TRANSFER,
       [GBI_DO_SEND] = GBI_COMM_SEND,
       [GBI_DO_RECV] = GBI_COMM_RECV,
+      [GBI_DO_CALL] = GBI_COMM_CALL,
   };
   const gbi_step *step = &task->plan->steps[index];
   gb_dtype dtype = gbi_step_dtype(task->plan, step);

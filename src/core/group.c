@@ -37,6 +37,7 @@ struct gb_group {
 
   gbi_works *works;     /* the lock and what is signalled */
   bool driving;         /* a thread runs the engine */
+  pthread_t driver;     /* while it does */
   bool draining, drained;
   bool serving;         /* a worker thread is attached */
   bool own_worker;
@@ -427,10 +428,16 @@ static bool must_wait(gb_group *g, const gb_work *work) {
   return false;
 }
 
+/* A part blocks in its call: nothing that another rank may wait for must be on
+ * its way beside it. */
+static int tasks_max(const gb_group *g) {
+  return g->p.own_policy || g->p.own_bridge ? 1 : GBI_TASKS;
+}
+
 /* The worker takes what is queued while there is room. */
 static gb_status refill(driver *d, gb_error *error) {
   gb_group *g = d->g;
-  while (gbi_engine_active(g->p.engine) < GBI_TASKS) {
+  while (gbi_engine_active(g->p.engine) < tasks_max(g)) {
     pthread_mutex_lock(&g->works->lock);
     gb_work *work = g->queue_head;
     if (work && must_wait(g, work)) work = NULL;
@@ -539,8 +546,18 @@ gb_status gbi_group_usable(gb_group *g, gb_error *error) {
   return GB_OK;
 }
 
+/* A caller's part that calls its own group would wait for itself. Called with
+ * the lock held. */
+static gb_status check_inside(const gb_group *g, gb_error *error) {
+  if (!g->driving || !pthread_equal(g->driver, pthread_self())) return GB_OK;
+  return gbi_fail(error, GB_ERR_STATE,
+                  "a custom policy or bridge cannot call a collective of the "
+                  "group whose call it carries out: use another group");
+}
+
 /* Becomes the driver once the queue is empty. Called with the lock held. */
 static gb_status become_driver(gb_group *g, gb_error *error) {
+  GBI_TRY(check_inside(g, error));
   while (g->driving || g->queued) {
     GBI_TRY(refusal(g, error));
     gbi_works_wait(g->works, SLICE_MS);
@@ -554,6 +571,7 @@ static gb_status become_driver(gb_group *g, gb_error *error) {
   }
   GBI_TRY(refusal(g, error));
   g->driving = true;
+  g->driver = pthread_self();
   return GB_OK;
 }
 
@@ -612,6 +630,7 @@ void gbi_group_serve(gb_group *g) {
       continue;
     }
     g->driving = true;
+    g->driver = pthread_self();
     pthread_mutex_unlock(&g->works->lock);
     driver d = {.g = g, .from_queue = true};
     gb_error error;
@@ -674,7 +693,8 @@ static gb_status call_async(gb_group *g, gb_work *work, gb_error *error) {
   call_bytes(g, &work->coll, &in, &out);
   work->bytes = in + (gbi_coll_in_place(&work->coll) ? 0 : out);
   pthread_mutex_lock(&g->works->lock);
-  gb_status status = refusal(g, error);
+  gb_status status = check_inside(g, error);
+  if (status == GB_OK) status = refusal(g, error);
   if (status == GB_OK) status = check_room(g, work, error);
   if (status == GB_OK) status = need_worker(g, error);
   if (status == GB_OK) {
@@ -720,11 +740,40 @@ static gb_status check_mesh(gb_group *g, const gbi_coll *coll,
                   gbi_op_name(coll->op));
 }
 
+/* What the caller's parts refuse is refused on every rank. One that breaks
+ * while it is asked ends the job: other ranks may go on into the call. */
+static gb_status check_parts(gb_group *g, const gbi_coll *coll,
+                             gb_error *error) {
+  gb_error why;
+  int rank = g->members[g->p.rank];
+  gb_status status = gbi_parts_check(g->p.parts, g->p.own_policy,
+                                     g->p.own_bridge, coll, rank, g->p.world,
+                                     &why);
+  if (status == GB_OK) return GB_OK;
+  if (error) *error = why;
+  if (status == GB_ERR_UNSUPPORTED) return status;
+  (void)gbi_control_settle(g->p.control, &why, error);
+  notice_failure(g);
+  return status;
+}
+
+gb_status gbi_group_check(gb_group *g, gb_error *error) {
+  GBI_TRY(gbi_group_usable(g, error));
+  notice_failure(g);
+  pthread_mutex_lock(&g->works->lock);
+  /* What is queued still runs while the job is being closed. */
+  gb_status status = g->failed ? refusal(g, error) : GB_OK;
+  pthread_mutex_unlock(&g->works->lock);
+  return status;
+}
+
 gb_status gbi_group_call_scaled(gb_group *g, const gbi_coll *coll,
                                 const void *in, void *out, double factor,
                                 gb_work **work_p, gb_error *error) {
   GBI_TRY(check_mesh(g, coll, error));
   notice_failure(g);
+  if (GBI_UNLIKELY(g->p.own_policy || g->p.own_bridge))
+    GBI_TRY(check_parts(g, coll, error));
   if (!work_p) {
     gb_work work;
     gbi_work_init(&work, g->works, coll, in, out, factor);

@@ -10,6 +10,7 @@
 
 #include "control/control.h"
 #include "core/engine.h"
+#include "core/parts.h"
 #include "os/fork.h"
 #include "policy/policy.h"
 #include "policy/rules.h"
@@ -43,6 +44,8 @@ typedef struct gbi_group_params {
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;
   struct gbi_job_p2p *p2p; /* core/p2p.h */
+  const gbi_parts *parts;  /* the job's */
+  bool own_policy, own_bridge; /* this group's are parts */
 } gbi_group_params;
 
 gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
@@ -75,6 +78,8 @@ void gbi_group_set_timeout(gb_group *group, uint64_t timeout_ms);
 uint64_t gbi_group_timeout(const gb_group *group);
 /* STATE or FORKED with a text, when no call may be made now. */
 gb_status gbi_group_usable(gb_group *group, gb_error *error);
+/* gb_group_check, of which the contract holds. */
+gb_status gbi_group_check(gb_group *group, gb_error *error);
 
 gb_status gbi_fail_forked(gb_error *error);
 

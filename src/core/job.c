@@ -244,12 +244,17 @@ static gb_status specify_world(opener *o, gb_error *error) {
   o->all = gbi_malloc(sizeof *o->all * (size_t)job->world);
   if (!o->all) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a list");
   for (int r = 0; r < job->world; r++) o->all[r] = r;
+  const gbi_policy_ops *policy = gbi_policy_find(d->policy);
+  if (gbi_parts_has_policy(&job->parts, d->policy))
+    GBI_TRY(gbi_parts_fit(&job->parts, d->topology,
+                          (const char(*)[64])d->labels, job->who[job->rank],
+                          job->rank, &policy, error));
   o->world = (gbi_group_spec){.ranks = o->all,
                               .count = job->world,
                               .me = job->rank,
                               .topology = d->topology,
                               .who = (const char *const *)job->who,
-                              .policy = gbi_policy_find(d->policy),
+                              .policy = policy,
                               .rules = d->rules,
                               .links = d->links,
                               .bridge = d->bridge,
@@ -389,7 +394,8 @@ gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
   job->wait_hook_arg = params.wait_hook_arg;
   opener o = {.job = job, .params = &params};
   o.deadline_ns = gbi_deadline_after_ms(job->timeout_ms);
-  gb_status status = find_rank(&o, error);
+  gb_status status = gbi_parts_take(&params, &job->parts, error);
+  if (status == GB_OK) status = find_rank(&o, error);
   if (status == GB_OK) {
     gbi_log_set_rank(job->rank);
     status = open_steps(&o, error);

@@ -5,6 +5,7 @@
 #include "control/control.h"
 #include "core/discovery.h"
 #include "core/group.h"
+#include "core/parts.h"
 #include "observe/watch.h"
 #include "os/hostarea.h"
 
@@ -24,6 +25,7 @@ struct gb_job {
   uint64_t timeout_ms;
   gbi_control *control;
   gbi_discovery *discovery;
+  gbi_parts parts; /* the caller's own */
   gbi_hostarea *area;
   /* What may block in connecting now; on_failure stops it. */
   pthread_mutex_t connect_lock; /* level 2 */

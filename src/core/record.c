@@ -1,6 +1,7 @@
 /* One rank's record: filling it, and its bytes. */
 #include "core/discovery.h"
 #include "base/fault.h"
+#include "core/parts.h"
 #include "core/settings.h"
 #include "core/thresholds.h"
 #include "os/hostarea.h"
@@ -10,6 +11,7 @@
 
 #include <gpubridge/version.h>
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -258,7 +260,9 @@ static void fill_bridge(const gb_job_params *params, gbi_record *r,
   read_text("GPUBRIDGE_BRIDGE", &setting);
   const char *name = params->bridge ? params->bridge : setting.text;
   if (!strcmp(name, "multitcp")) name = "tcp"; /* its old name */
-  if (strcmp(name, "auto") && !gbi_transport_find(name)) {
+  bool own_part =
+      params->bridge_ops && !strcmp(name, params->bridge_ops->name);
+  if (strcmp(name, "auto") && !gbi_transport_find(name) && !own_part) {
     char known[256];
     gbi_transport_names(known, sizeof known);
     gbi_fail(&error, GB_ERR_ARGUMENT,
@@ -269,6 +273,25 @@ static void fill_bridge(const gb_job_params *params, gbi_record *r,
   copy(r->bridge, sizeof r->bridge, name);
 }
 
+/* A long text is compared by its beginning and a hash of the whole. */
+static void add_policy_settings(gbi_record *r, const gb_policy_ops *policy) {
+  const char *text = policy->settings && policy->settings[0]
+                         ? policy->settings
+                         : "none";
+  if ((size_t)r->settings_count >= GBI_COUNT(r->settings)) return;
+  int at = r->settings_count++;
+  size_t bytes = sizeof r->settings[at].value;
+  copy(r->settings[at].name, sizeof r->settings[at].name,
+       GBI_POLICY_SETTINGS);
+  copy(r->settings[at].value, bytes, text);
+  if (strlen(text) < bytes) return;
+  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  for (; *text; text++)
+    hash = (hash ^ (uint8_t)*text) * UINT64_C(0x100000001b3);
+  snprintf(r->settings[at].value + bytes - 24, 24, "... (%016" PRIx64 ")",
+           hash);
+}
+
 static void fill_policy(const gb_job_params *params, gbi_record *r,
                         gb_error *own) {
   gbi_value setting;
@@ -276,6 +299,11 @@ static void fill_policy(const gb_job_params *params, gbi_record *r,
   read_text("GPUBRIDGE_POLICY", &setting);
   const char *name = params->policy ? params->policy : setting.text;
   const gbi_policy_ops *policy = gbi_policy_find(name);
+  if (params->policy_ops && !strcmp(name, params->policy_ops->name)) {
+    add_policy_settings(r, params->policy_ops);
+    copy(r->policy, sizeof r->policy, name);
+    return;
+  }
   if (strcmp(name, "auto") && !policy) {
     char known[512];
     gbi_policy_names(NULL, known, sizeof known);

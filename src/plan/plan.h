@@ -40,6 +40,8 @@ typedef enum gbi_verb {
   /* On the mesh: src to rank `peer`, dst from it. */
   GBI_DO_SEND,
   GBI_DO_RECV,
+  /* On the world: a call as a whole, by the caller's own policy. */
+  GBI_DO_CALL,
   /* On the rank. */
   GBI_DO_COPY,   /* src to dst, same dtype; nothing when they are one */
   GBI_DO_LOAD,   /* src times the call's factor, to dst of the wide type */

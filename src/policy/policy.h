@@ -60,6 +60,10 @@ gb_status gbi_policy_plan(const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
                           gbi_plan **plan_p, gb_error *error);
 
+/* A policy of the caller's own (core/parts.h): what it takes, and its plans. */
+bool gbi_policy_caller_takes(const gbi_coll *coll);
+void gbi_policy_caller_plan(const gbi_policy_env *env, gbi_plan *plan);
+
 /* The most scratch a plan of these settings can ask for. */
 uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
                                 uint64_t chunk_bytes);
