@@ -29,6 +29,7 @@ SRC = ROOT / "src"
 # What each layer may include, besides itself and the public headers.
 ALLOWED = {
     "base": set(),
+    "codec": {"base"},
     "observe": {"base"},
     "os": {"base"},
     "store": {"base", "os"},
