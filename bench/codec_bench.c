@@ -81,10 +81,11 @@ static void rates(size_t count) {
       gbi_codec codec = (gbi_codec)c;
       double e = rate(encode, &w, codec), f = rate(feedback, &w, codec);
       double d = rate(decode, &w, codec), a = rate(add, &w, codec);
-      printf("%-12s %-5s %8.2f %9.2f %8.2f %8.2f  of memcpy: %.2f %.2f %.2f "
-             "%.2f\n",
-             names[v], gbi_codec_name(c), e, f, d, a, e / most, f / most,
-             d / most, a / most);
+      printf(
+          "%-12s %-5s %8.2f %9.2f %8.2f %8.2f  of memcpy: %.2f %.2f %.2f "
+          "%.2f\n",
+          names[v], gbi_codec_name(c), e, f, d, a, e / most, f / most, d / most,
+          a / most);
     }
   }
   free(w.values);
@@ -124,8 +125,7 @@ static void everything(gbi_codec codec, const float *in, results *r) {
   memset(r, 0, sizeof *r);
   gbi_codec_encode(codec, r->payload, in, RUN);
   gbi_codec_decode(codec, r->values, r->payload, RUN);
-  for (uint32_t i = 0; i < RUN; i++)
-    r->residual[i] = (float)(i % 251) * 1e-3f;
+  for (uint32_t i = 0; i < RUN; i++) r->residual[i] = (float)(i % 251) * 1e-3f;
   r->error = gbi_codec_encode_feedback(codec, r->fed, in, r->residual, RUN);
   memcpy(r->sums, in, sizeof r->sums);
   gbi_codec_add(codec, r->sums, r->fed, RUN);

@@ -26,10 +26,9 @@ uint64_t gbi_codec_bytes(gbi_codec codec, uint64_t count) {
 
 static bool runs_here(const gbi_codec_kernels *kernels) {
 #if defined(__x86_64__)
-  bool avx512 = __builtin_cpu_supports("avx512f") &&
-                __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512vl") &&
-                __builtin_cpu_supports("avx512dq");
+  bool avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (kernels == &gbi_codec_avx512bf16)
     return avx512 && __builtin_cpu_supports("avx512bf16");
   if (kernels == &gbi_codec_avx512) return avx512;
@@ -64,7 +63,9 @@ static const gbi_codec_kernels *kernels_in_use(void) {
   return kernels;
 }
 
-const char *gbi_codec_kernels_name(void) { return kernels_in_use()->name; }
+const char *gbi_codec_kernels_name(void) {
+  return kernels_in_use()->name;
+}
 
 bool gbi_codec_kernels_select(const char *name) {
   for (size_t i = 0; i < GBI_COUNT(variants); i++)
@@ -86,7 +87,9 @@ static fp_mode enter_default_mode(void) {
   __builtin_ia32_ldmxcsr(0x1f80);
   return mode;
 }
-static void leave_default_mode(fp_mode mode) { __builtin_ia32_ldmxcsr(mode); }
+static void leave_default_mode(fp_mode mode) {
+  __builtin_ia32_ldmxcsr(mode);
+}
 #elif defined(__aarch64__)
 typedef uint64_t fp_mode;
 static fp_mode enter_default_mode(void) {
@@ -100,8 +103,12 @@ static void leave_default_mode(fp_mode mode) {
 }
 #else
 typedef int fp_mode;
-static fp_mode enter_default_mode(void) { return 0; }
-static void leave_default_mode(fp_mode mode) { (void)mode; }
+static fp_mode enter_default_mode(void) {
+  return 0;
+}
+static void leave_default_mode(fp_mode mode) {
+  (void)mode;
+}
 #endif
 
 /* ---- The calls ---- */
@@ -121,8 +128,7 @@ float gbi_codec_encode_feedback(gbi_codec codec, void *payload,
                                 const float *values, float *residual,
                                 size_t count) {
   fp_mode mode = enter_default_mode();
-  float most =
-      set_of(codec)->encode_feedback(payload, values, residual, count);
+  float most = set_of(codec)->encode_feedback(payload, values, residual, count);
   leave_default_mode(mode);
   return most;
 }

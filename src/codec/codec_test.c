@@ -16,8 +16,8 @@
 static const char *const names[] = {"portable", "avx2", "avx512", "avx512bf16",
                                     "neon"};
 
-#define EACH_VARIANT                                                           \
-  for (size_t v_ = 0; v_ < GBI_COUNT(names); v_++)                             \
+#define EACH_VARIANT                               \
+  for (size_t v_ = 0; v_ < GBI_COUNT(names); v_++) \
     if (gbi_codec_kernels_select(names[v_]))
 
 static float float_of(uint32_t bits) {
@@ -136,7 +136,8 @@ GB_TEST(codec, bf16_all_halves) {
   static const uint32_t below[] = {0,      1,      0x7fff, 0x8000,
                                    0x8001, 0xffff, 0x1234, 0xc000};
   for (size_t k = 0; k < GBI_COUNT(below); k++) {
-    for (uint32_t i = 0; i < ROOM; i++) values[i] = float_of(i << 16 | below[k]);
+    for (uint32_t i = 0; i < ROOM; i++)
+      values[i] = float_of(i << 16 | below[k]);
     compare(GBI_CODEC_BF16, values, ROOM);
     for (uint32_t i = 0; i < ROOM; i++) {
       uint16_t got = (uint16_t)(expected[2 * i] | expected[2 * i + 1] << 8);
@@ -224,10 +225,10 @@ GB_TEST(codec, fp8_all_codes_at_every_scale) {
 
 GB_TEST(codec, fp8_special_blocks) {
   static const uint32_t peaks[] = {
-      0,          0x80000000, 1,          0x80000001, 0x007fffff, 0x00800000,
-      0x00e00000, 0x00e00001, 0x43e00000, 0x43e00001, 0x3f800000, 0x7f7fffff,
-      0xff7fffff, 0x7f600000, 0x7f600001, 0x7f800000, 0xff800000, 0x7fc00000,
-      0x7f800001, 0xffc12345};
+      0,          0x80000000, 1,          0x80000001, 0x007fffff,
+      0x00800000, 0x00e00000, 0x00e00001, 0x43e00000, 0x43e00001,
+      0x3f800000, 0x7f7fffff, 0xff7fffff, 0x7f600000, 0x7f600001,
+      0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffc12345};
   for (size_t k = 0; k < GBI_COUNT(peaks); k++)
     for (size_t at = 0; at < 256; at += 51) {
       memset(values, 0, 256 * 4);
@@ -275,6 +276,10 @@ GB_TEST(codec, short_runs) {
     compare(GBI_CODEC_BF16, values + n % 7, n);
     compare(GBI_CODEC_FP8, values + n % 7, n);
   }
+  /* A caller's buffer may lie at an odd address. */
+  const float *odd = (const float *)((uintptr_t)values + 1);
+  compare(GBI_CODEC_BF16, odd, 700);
+  compare(GBI_CODEC_FP8, odd, 700);
 }
 
 static void check_bound(gbi_codec codec, const float *in, const float *got,
@@ -301,7 +306,8 @@ GB_TEST(codec, errors_keep_the_bounds) {
       uint32_t bits = noise(round * ROOM + i);
       /* Block by block another range: 2^-100 to 2^100, 32 powers wide. */
       uint32_t base = 27 + noise(i / 256 + round) % 170;
-      values[i] = float_of((bits & 0x807fffff) | (base + (bits >> 26 & 31)) << 23);
+      values[i] =
+          float_of((bits & 0x807fffff) | (base + (bits >> 26 & 31)) << 23);
     }
     for (int codec = GBI_CODEC_BF16; codec < GBI_CODECS; codec++) {
       gbi_codec_encode((gbi_codec)codec, payload, values, ROOM);
@@ -321,8 +327,8 @@ GB_TEST(codec, feedback_loses_nothing) {
     memset(rest, 0, sizeof rest);
     for (int i = 0; i < N; i++) values[i] = 1 + (float)i / 997;
     for (int step = 0; step < STEPS; step++) {
-      float most = gbi_codec_encode_feedback((gbi_codec)codec, payload, values,
-                                             rest, N);
+      float most =
+          gbi_codec_encode_feedback((gbi_codec)codec, payload, values, rest, N);
       gbi_codec_decode((gbi_codec)codec, out, payload, N);
       float seen = 0;
       for (int i = 0; i < N; i++) {

@@ -34,11 +34,17 @@ enum { LANES = VEC / 4, GROUP = VEC };
 #define ABOVE(a, b) ((vec_u32)((vec_i32)(a) > (vec_i32)(b)))
 #define EACH(k) for (int k = 0; k < 4; k++)
 
-INLINE vec_u32 all(uint32_t value) { return value - (vec_u32){0}; }
+INLINE vec_u32 all(uint32_t value) {
+  return value - (vec_u32){0};
+}
 
-INLINE vec_f32 all_f32(uint32_t bits) { return (vec_f32)all(bits); }
+INLINE vec_f32 all_f32(uint32_t bits) {
+  return (vec_f32)all(bits);
+}
 
-INLINE vec_u32 magnitude(vec_u32 bits) { return bits & 0x7fffffff; }
+INLINE vec_u32 magnitude(vec_u32 bits) {
+  return bits & 0x7fffffff;
+}
 
 INLINE vec_u32 quiet(vec_u32 bits) {
   vec_u32 nan = ABOVE(magnitude(bits), all(0x7f800000));
@@ -328,25 +334,25 @@ INLINE void fp8_get_run(float *values, const uint8_t *payload, size_t count,
 
 /* ---- the table ---- */
 
-#define RUNS(name)                                                             \
-  TARGET static void name##_encode(uint8_t *payload, const float *values,      \
-                                   size_t count) {                             \
-    (void)name##_put_run(payload, values, NULL, count);                        \
-  }                                                                            \
-  TARGET static float name##_encode_feedback(                                  \
-      uint8_t *payload, const float *values, float *residual, size_t count) {  \
-    uint32_t most = name##_put_run(payload, values, residual, count);          \
-    float error;                                                               \
-    memcpy(&error, &most, 4);                                                  \
-    return error;                                                              \
-  }                                                                            \
-  TARGET static void name##_decode(float *values, const uint8_t *payload,      \
-                                   size_t count) {                             \
-    name##_get_run(values, payload, count, false);                             \
-  }                                                                            \
-  TARGET static void name##_add(float *sums, const uint8_t *payload,           \
-                                size_t count) {                                \
-    name##_get_run(sums, payload, count, true);                                \
+#define RUNS(name)                                                            \
+  TARGET static void name##_encode(uint8_t *payload, const float *values,     \
+                                   size_t count) {                            \
+    (void)name##_put_run(payload, values, NULL, count);                       \
+  }                                                                           \
+  TARGET static float name##_encode_feedback(                                 \
+      uint8_t *payload, const float *values, float *residual, size_t count) { \
+    uint32_t most = name##_put_run(payload, values, residual, count);         \
+    float error;                                                              \
+    memcpy(&error, &most, 4);                                                 \
+    return error;                                                             \
+  }                                                                           \
+  TARGET static void name##_decode(float *values, const uint8_t *payload,     \
+                                   size_t count) {                            \
+    name##_get_run(values, payload, count, false);                            \
+  }                                                                           \
+  TARGET static void name##_add(float *sums, const uint8_t *payload,          \
+                                size_t count) {                               \
+    name##_get_run(sums, payload, count, true);                               \
   }
 RUNS(bf16)
 RUNS(fp8)

@@ -17,9 +17,22 @@ static float float_of(uint32_t bits) {
   return f;
 }
 
+/* Callers' buffers may lie at any byte. */
+static float get(const float *values, size_t i) {
+  float f;
+  memcpy(&f, values + i, 4);
+  return f;
+}
+
+static void put(float *values, size_t i, float f) {
+  memcpy(values + i, &f, 4);
+}
+
 static const uint32_t infinity = 0x7f800000, quiet_nan = 0x7fc00000;
 
-static uint32_t magnitude(float f) { return bits_of(f) & 0x7fffffff; }
+static uint32_t magnitude(float f) {
+  return bits_of(f) & 0x7fffffff;
+}
 
 /* Which NaN comes out of an addition differs between processors. */
 static float sum_of(float a, float b) {
@@ -66,27 +79,27 @@ static float bf16_get(const uint8_t *at) {
 
 static void bf16_encode(uint8_t *payload, const float *values, size_t count) {
   for (size_t i = 0; i < count; i++)
-    bf16_put(payload + 2 * i, bf16_of(values[i]));
+    bf16_put(payload + 2 * i, bf16_of(get(values, i)));
 }
 
 static float bf16_encode_feedback(uint8_t *payload, const float *values,
                                   float *residual, size_t count) {
   uint32_t most = 0;
   for (size_t i = 0; i < count; i++) {
-    float x = values[i] + residual[i];
+    float x = get(values, i) + get(residual, i);
     bf16_put(payload + 2 * i, bf16_of(x));
-    residual[i] = lost(x, bf16_value(bf16_of(x)), &most);
+    put(residual, i, lost(x, bf16_value(bf16_of(x)), &most));
   }
   return float_of(most);
 }
 
 static void bf16_decode(float *values, const uint8_t *payload, size_t count) {
-  for (size_t i = 0; i < count; i++) values[i] = bf16_get(payload + 2 * i);
+  for (size_t i = 0; i < count; i++) put(values, i, bf16_get(payload + 2 * i));
 }
 
 static void bf16_add(float *sums, const uint8_t *payload, size_t count) {
   for (size_t i = 0; i < count; i++)
-    sums[i] = sum_of(sums[i], bf16_get(payload + 2 * i));
+    put(sums, i, sum_of(get(sums, i), bf16_get(payload + 2 * i)));
 }
 
 /* ---- fp8 ---- */
@@ -102,7 +115,8 @@ static uint8_t fp8_of(float x, int e) {
     place = 1;
     for (whole = bits; whole < 0x800000; whole *= 2) place--;
   }
-  int exponent = place - 127 - e; /* the value / 2^e is in 2^exponent * [1, 2) */
+  int exponent =
+      place - 127 - e; /* the value / 2^e is in 2^exponent * [1, 2) */
   int coarse = GBI_MAX(exponent, -6);
   uint32_t units = round_shift(whole, 20 + coarse - exponent);
   /* A carry of the fraction goes over into the exponent by itself. */
@@ -120,11 +134,11 @@ static float fp8_value(uint8_t code, int e) {
 static void fp8_block(uint8_t *block, const float *values, size_t count) {
   uint32_t most = 0;
   for (size_t i = 0; i < count; i++)
-    most = GBI_MAX(most, magnitude(values[i]));
+    most = GBI_MAX(most, magnitude(get(values, i)));
   bool finite = most < infinity;
   *block = finite ? (uint8_t)gbi_fp8_scale(most) : GBI_FP8_RESERVED;
   for (size_t i = 0; i < count; i++)
-    block[i + 1] = finite ? fp8_of(values[i], *block - GBI_FP8_BIAS) : 0;
+    block[i + 1] = finite ? fp8_of(get(values, i), *block - GBI_FP8_BIAS) : 0;
 }
 
 static float fp8_get(const uint8_t *block, size_t i) {
@@ -145,26 +159,28 @@ static float fp8_encode_feedback(uint8_t *payload, const float *values,
   for (size_t at = 0; at < count; at += GBI_CODEC_BLOCK) {
     float x[GBI_CODEC_BLOCK];
     size_t n = GBI_MIN(count - at, GBI_CODEC_BLOCK);
-    for (size_t i = 0; i < n; i++) x[i] = values[at + i] + residual[at + i];
+    for (size_t i = 0; i < n; i++)
+      x[i] = get(values, at + i) + get(residual, at + i);
     fp8_block(payload, x, n);
     for (size_t i = 0; i < n; i++)
-      residual[at + i] = lost(x[i], fp8_get(payload, i), &most);
+      put(residual, at + i, lost(x[i], fp8_get(payload, i), &most));
     payload += GBI_FP8_STRIDE;
   }
   return float_of(most);
 }
 
+static float fp8_at(const uint8_t *payload, size_t i) {
+  return fp8_get(payload + i / GBI_CODEC_BLOCK * GBI_FP8_STRIDE,
+                 i % GBI_CODEC_BLOCK);
+}
+
 static void fp8_decode(float *values, const uint8_t *payload, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    values[i] = fp8_get(payload + i / GBI_CODEC_BLOCK * GBI_FP8_STRIDE,
-                        i % GBI_CODEC_BLOCK);
+  for (size_t i = 0; i < count; i++) put(values, i, fp8_at(payload, i));
 }
 
 static void fp8_add(float *sums, const uint8_t *payload, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    const uint8_t *block = payload + i / GBI_CODEC_BLOCK * GBI_FP8_STRIDE;
-    sums[i] = sum_of(sums[i], fp8_get(block, i % GBI_CODEC_BLOCK));
-  }
+  for (size_t i = 0; i < count; i++)
+    put(sums, i, sum_of(get(sums, i), fp8_at(payload, i)));
 }
 
 const gbi_codec_kernels gbi_codec_portable = {

@@ -145,7 +145,8 @@ static gb_status get_plan(gb_group *g, const gbi_coll *coll,
     entry = oldest; /* at most GBI_TASKS entries are in use */
     gbi_plan_free(entry->plan);
     entry->plan = NULL;
-    gbi_policy_env env = {g->p.topology, g->p.rank, g->p.chunk_bytes};
+    gbi_policy_env env = {g->p.topology, g->p.rank, g->p.chunk_bytes,
+                          g->p.codec};
     GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
   }
   entry->used = ++g->plan_clock;

@@ -28,6 +28,7 @@ typedef struct gbi_group_params {
   const gbi_policy_ops *policy;
   const char *bridge;           /* resolved name */
   uint64_t chunk_bytes;
+  gbi_codec codec;              /* of sums on the bridge */
   struct gb_job *job;
   gbi_engine *engine;           /* given */
   gbi_control *control;

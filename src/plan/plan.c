@@ -9,7 +9,7 @@ const char *gbi_phase_name(int phase) {
   static const char *const names[] = {
       "",       "island-reduce",    "island-gather",
       "bridge", "island-broadcast", "island-scatter",
-      "exchange",
+      "exchange", "compress",   "decompress",
   };
   return phase >= 0 && phase < GBI_PHASES ? names[phase] : "";
 }
@@ -87,6 +87,7 @@ int32_t gbi_coll_counts_hash(const gbi_coll *coll) {
 }
 
 gb_dtype gbi_step_dtype(const gbi_plan *plan, const gbi_step *step) {
+  if (step->codec && step->resource != GBI_ON_RANK) return GB_UINT8;
   return step->wide ? gbi_coll_travel_dtype(&plan->coll)
                     : (gb_dtype)plan->coll.dtype;
 }
@@ -174,7 +175,7 @@ gb_status gbi_plan_seal(gbi_plan *plan, gb_error *error) {
   }
   plan->first[GBI_RESOURCES] = at;
   for (uint32_t i = 0; i < plan->count; i++)
-    plan->phases |= (uint8_t)(1u << plan->steps[i].phase);
-  plan->phases &= (uint8_t)~1u;
+    plan->phases |= (uint16_t)(1u << plan->steps[i].phase);
+  plan->phases &= (uint16_t)~1u;
   return GB_OK;
 }

@@ -16,6 +16,10 @@
  * island hands out chunk c - 1. The order of steps on the island is therefore
  * "take in c, hand out c - GBI_LOOKAHEAD", the same on every rank.
  *
+ * With compression, what `<==>` stands for is three things: each leader encodes
+ * its sum, the payloads are given to all (or to the leader that wants the sum),
+ * and whoever has them decodes and adds up, in member order.
+ *
  * A "run" is a maximal range of consecutive ranks of one island, so that
  * contiguous islands cost one range and interleaved ones one range a rank. */
 #include "policy/policy.h"
@@ -39,6 +43,8 @@ typedef struct maker {
   bool alone; /* the island has one rank: it needs no island steps */
   bool wide;
   uint64_t bytes; /* of one element on its way */
+  gbi_codec codec;    /* of sums on the bridge */
+  uint32_t payloads;  /* made so far */
 } maker;
 
 /* Where rank r's row begins; a reduce is one row, the root's. */
@@ -83,13 +89,67 @@ static gbi_step bridge_step(int verb, int root, gbi_ref src, gbi_ref dst,
   return step;
 }
 
+/* ---- sums on the bridge ---- */
+
+/* Payloads of `count` values of all leaders, in whole lines. */
+static uint64_t coded_bytes(const maker *m, uint64_t count) {
+  if (!m->codec) return 0;
+  uint64_t bytes = gbi_codec_bytes(m->codec, count) *
+                   (uint64_t)m->topology->islands_count;
+  return (bytes + 63) / 64 * 64;
+}
+
+/* This leader's payload out of src, all that reach it into dst. `to`: the only
+ * leader that gets them; -1: everybody. Returns the last step. */
+static uint32_t coded_sum(maker *m, int to, gbi_ref src, gbi_ref dst,
+                          uint64_t n, uint64_t coded_at, uint32_t from,
+                          uint32_t from_count) {
+  uint64_t bytes = gbi_codec_bytes(m->codec, n);
+  int leaders = m->topology->islands_count;
+  gbi_step encode = {.resource = GBI_ON_RANK,
+                     .verb = GBI_DO_ENCODE,
+                     .phase = GBI_PHASE_COMPRESS,
+                     .wide = m->wide,
+                     .codec = (uint8_t)m->codec,
+                     .number = m->payloads++,
+                     .src = src,
+                     .count = n};
+  encode.dst = gbi_ref_to(
+      GBI_SCRATCH, coded_at + (uint64_t)m->island_index * bytes);
+  depend(&encode, from, from_count);
+  uint32_t first = gbi_plan_add(m->plan, &encode), last = first;
+  for (int i = 0; i < leaders; i++) {
+    if (i == to) continue;
+    gbi_ref row = gbi_ref_to(GBI_SCRATCH, coded_at + (uint64_t)i * bytes);
+    gbi_step step = bridge_step(to < 0 ? GBI_DO_BROADCAST : GBI_DO_TRANSFER, i,
+                                row, row, bytes);
+    step.codec = (uint8_t)m->codec;
+    step.peer = GBI_MAX(to, 0);
+    depend(&step, first, 1);
+    last = gbi_plan_add(m->plan, &step);
+  }
+  gbi_step decode = {.resource = GBI_ON_RANK,
+                     .verb = GBI_DO_DECODE,
+                     .phase = GBI_PHASE_DECOMPRESS,
+                     .wide = m->wide,
+                     .codec = (uint8_t)m->codec,
+                     .rows = (uint32_t)leaders,
+                     .src = gbi_ref_to(GBI_SCRATCH, coded_at),
+                     .dst = dst,
+                     .count = n};
+  depend(&decode, first, last - first + 1);
+  if (to >= 0 && to != m->island_index) return last;
+  return gbi_plan_add(m->plan, &decode);
+}
+
 /* ---- all_reduce ---- */
 
 /* Island sum onto the leader and the bridge's total, in place. Returns the
  * index of the step after which the leader's chunk is final; members have none
  * (returns their only step). */
 static uint32_t reduce_chunk(maker *m, uint64_t at, uint64_t n, gbi_ref place,
-                             uint32_t free_from, uint32_t free_count) {
+                             uint64_t coded_at, uint32_t free_from,
+                             uint32_t free_count) {
   uint32_t last_from = free_from, last_count = free_count;
   gbi_ref out = gbi_ref_to(GBI_OUT, at);
   if (m->wide) {
@@ -106,10 +166,15 @@ static uint32_t reduce_chunk(maker *m, uint64_t at, uint64_t n, gbi_ref place,
     last_count = 1;
   }
   if (!m->leads) return last_from;
-  gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
-  step.wide = m->wide;
-  depend(&step, last_from, last_count);
-  last_from = gbi_plan_add(m->plan, &step);
+  if (m->codec && n) {
+    last_from = coded_sum(m, -1, place, place, n, coded_at, last_from,
+                          last_count);
+  } else {
+    gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
+    step.wide = m->wide;
+    depend(&step, last_from, last_count);
+    last_from = gbi_plan_add(m->plan, &step);
+  }
   if (m->wide)
     last_from = add_local(m, GBI_DO_STORE, place, out, n, last_from, 1);
   else if (m->plan->coll.redop == GB_AVG)
@@ -131,8 +196,9 @@ static void plan_all_reduce(maker *m) {
   uint64_t count = m->plan->coll.count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, count);
   uint64_t chunks = count ? (count + chunk - 1) / chunk : 1;
-  uint64_t slot_bytes = chunk * m->bytes;
-  if (m->wide) m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
+  uint64_t wide_bytes = m->wide ? chunk * m->bytes : 0;
+  uint64_t slot_bytes = wide_bytes + coded_bytes(m, chunk);
+  m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
   uint32_t done[GBI_SLOTS] = {0}; /* last step of the chunk in each slot */
   for (uint64_t c = 0; c < chunks + GBI_LOOKAHEAD; c++) {
     if (c < chunks) {
@@ -140,8 +206,9 @@ static void plan_all_reduce(maker *m) {
       uint32_t slot = (uint32_t)(c % GBI_SLOTS);
       gbi_ref place = m->wide ? gbi_ref_to(GBI_SCRATCH, slot * slot_bytes)
                               : gbi_ref_to(GBI_OUT, at);
-      bool reused = m->wide && c >= GBI_SLOTS;
-      done[slot] = reduce_chunk(m, at, n, place, done[slot], reused);
+      bool reused = slot_bytes && c >= GBI_SLOTS;
+      done[slot] = reduce_chunk(m, at, n, place, slot * slot_bytes + wide_bytes,
+                                done[slot], reused);
     }
     if (c >= GBI_LOOKAHEAD) {
       uint64_t k = c - GBI_LOOKAHEAD, at = k * chunk;
@@ -290,7 +357,8 @@ static void plan_broadcast(maker *m) {
 
 /* Slices [at, at + count) of the input, all of ranks of island `to`. */
 static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
-                           uint32_t free_from, uint32_t free_count) {
+                           uint64_t coded_at, uint32_t free_from,
+                           uint32_t free_count) {
   gbi_ref src = gbi_ref_to(GBI_IN, u->at);
   uint32_t from = free_from, n = free_count;
   if (m->wide) {
@@ -308,6 +376,8 @@ static uint32_t gather_sum(maker *m, const unit *u, gbi_ref place,
     src = place;
   }
   if (!m->leads) return from;
+  if (m->codec && u->count)
+    return coded_sum(m, u->island, src, place, u->count, coded_at, from, n);
   gbi_step step = bridge_step(GBI_DO_REDUCE, u->island, src, place, u->count);
   step.wide = m->wide;
   depend(&step, from, n);
@@ -369,7 +439,8 @@ static gbi_ref sum_place(const maker *m, const unit *u, uint64_t slot_at) {
 static void plan_reduce_scatter(maker *m) {
   uint64_t total = row_at(m, m->topology->world), count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
-  uint64_t slot_bytes = chunk * m->bytes;
+  uint64_t sum_bytes = chunk * m->bytes;
+  uint64_t slot_bytes = sum_bytes + coded_bytes(m, chunk);
   m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
   unit *units = cut_units(m, chunk, &count);
   /* An empty reduce is still a meeting, as an empty all_reduce is. */
@@ -384,7 +455,8 @@ static void plan_reduce_scatter(maker *m) {
     if (i < count) {
       uint32_t slot = (uint32_t)(i % GBI_SLOTS), first = m->plan->count;
       gbi_ref place = sum_place(m, &units[i], slot * slot_bytes);
-      sum[slot] = gather_sum(m, &units[i], place, from[slot], steps[slot]);
+      sum[slot] = gather_sum(m, &units[i], place, slot * slot_bytes + sum_bytes,
+                             from[slot], steps[slot]);
       from[slot] = first;
       steps[slot] = m->plan->count - first;
     }
@@ -412,7 +484,8 @@ static void make(const gbi_policy_env *env, gbi_plan *plan) {
              .leads = t->islands[index].leader == env->rank,
              .alone = t->islands[index].count == 1,
              .wide = gbi_coll_is_wide(&plan->coll),
-             .bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll))};
+             .bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll)),
+             .codec = gbi_plan_codec(env, &plan->coll)};
   switch (plan->coll.op) {
     case GBI_OP_BROADCAST: plan_broadcast(&m); break;
     case GBI_OP_ALL_GATHER:
