@@ -2,7 +2,8 @@
  *
  *   codec_bench [MiB]    every variant of this machine; 8 MiB unless told
  *   codec_bench --all    every variant against the plain C reference over all
- *                        2^32 float32 values: minutes. Exit 1 when bits differ
+ *                        2^32 float32 values: minutes. Exit 1 when bits differ.
+ *                        --all 0 2 and --all 1 2: half of them each
  *   codec_bench --some   a 256th of them */
 #include "codec/codec.h"
 
@@ -131,11 +132,11 @@ static void everything(gbi_codec codec, const float *in, results *r) {
   gbi_codec_add(codec, r->sums, r->fed, RUN);
 }
 
-static int compare_all(uint64_t stride) {
+static int compare_all(uint64_t first, uint64_t stride) {
   static float in[RUN];
   static results want, got;
   uint64_t runs = 0, wrong = 0;
-  for (uint64_t at = 0; at >> 32 == 0; at += RUN * stride)
+  for (uint64_t at = RUN * first; at >> 32 == 0; at += RUN * stride)
     for (int c = GBI_CODEC_BF16; c < GBI_CODECS; c++)
       for (int way = 0; way < (c == GBI_CODEC_FP8 ? 3 : 1); way++) {
         fill(in, at, way);
@@ -157,8 +158,11 @@ static int compare_all(uint64_t stride) {
 }
 
 int main(int argc, char **argv) {
-  if (argc > 1 && !strcmp(argv[1], "--all")) return compare_all(1);
-  if (argc > 1 && !strcmp(argv[1], "--some")) return compare_all(256);
+  bool all = argc > 1 && !strcmp(argv[1], "--all");
+  if (all && argc == 4)
+    return compare_all(strtoul(argv[2], NULL, 10), strtoul(argv[3], NULL, 10));
+  if (all) return compare_all(0, 1);
+  if (argc > 1 && !strcmp(argv[1], "--some")) return compare_all(0, 256);
   long mib = argc > 1 ? strtol(argv[1], NULL, 10) : 8;
   rates((size_t)GBI_MAX(mib, 1) << 18);
   return 0;

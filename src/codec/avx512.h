@@ -22,5 +22,6 @@
   EACH(k_)                                 \
   (v)[k_] = (vec_u32)_mm512_cvtepu8_epi32( \
       _mm_loadu_si128((const __m128i *)(in) + k_))
+#define LARGER(a, b) (vec_u32) _mm512_max_epi32((__m512i)(a), (__m512i)(b))
 
 #endif

@@ -6,7 +6,10 @@
  *   NARROW16(out, v), NARROW8(out, v)   the low 16 or 8 bits of the numbers of
  *             a group, whose other bits are 0, to memory
  *   WIDEN16(v, in), WIDEN8(v, in)       the way back
- *   BF16_OF(out, in)   optional: bf16 codes of one vector
+ * and may define, for compilers that do not find the instruction themselves
+ *   CHOOSE(mask, a, b)   where `mask` (all bits of a lane or none) a, else b
+ *   LARGER(a, b)         of numbers below 2^31
+ *   BF16_OF(out, in)     bf16 codes of one vector
  *
  * Payloads do not depend on how they were made (reference.c): scaling by powers
  * of two is exact, and where it is not, far below what a code can tell. */
@@ -28,11 +31,16 @@ enum { LANES = VEC / 4, GROUP = VEC };
 #define INLINE TARGET __attribute__((always_inline)) static inline
 #define LOAD(vector, at) memcpy(&(vector), at, sizeof(vector))
 #define STORE(at, vector) memcpy(at, &(vector), sizeof(vector))
-/* Where `mask` (all bits of a lane or none) a, else b. */
+#ifndef CHOOSE
 #define CHOOSE(mask, a, b) (((a) & (mask)) | ((b) & ~(mask)))
+#endif
 /* Of numbers below 2^31. */
 #define ABOVE(a, b) ((vec_u32)((vec_i32)(a) > (vec_i32)(b)))
+#if defined(__clang__) /* unrolls by itself */
 #define EACH(k) for (int k = 0; k < 4; k++)
+#else
+#define EACH(k) _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
+#endif
 
 INLINE vec_u32 all(uint32_t value) {
   return value - (vec_u32){0};
@@ -51,10 +59,9 @@ INLINE vec_u32 quiet(vec_u32 bits) {
   return CHOOSE(nan, all(0x7fc00000), bits);
 }
 
-INLINE vec_u32 larger(vec_u32 a, vec_u32 b) {
-  vec_u32 more = ABOVE(a, b);
-  return CHOOSE(more, a, b);
-}
+#ifndef LARGER
+#define LARGER(a, b) CHOOSE(ABOVE(a, b), a, b)
+#endif
 
 INLINE uint32_t largest(vec_u32 v) {
   uint32_t most = 0;
@@ -69,7 +76,7 @@ INLINE vec_u32 keep_rest(float *residual, vec_f32 x, vec_u32 sent,
   vec_u32 finite = ABOVE(all(0x7f800000), magnitude(rest));
   rest &= finite;
   STORE(residual, rest);
-  return larger(most, magnitude(rest));
+  return LARGER(most, magnitude(rest));
 }
 
 /* ---- bf16, a group at a time ---- */
@@ -176,13 +183,19 @@ INLINE factors decode_factors(unsigned scale) {
   return powers_of_two(e - second, second);
 }
 
-INLINE vec_u32 fp8_of(vec_f32 x, factors f) {
+/* Codes; *as_sent: the magnitudes that they stand for, before the scale. */
+INLINE vec_u32 fp8_of(vec_f32 x, factors f, vec_f32 *as_sent) {
+  vec_f32 big = all_f32(0x46800000);
   vec_u32 y = magnitude((vec_u32)(x * f.first * f.second));
-  vec_u32 normal = ((y + 0x7ffff + ((y >> 20) & 1)) >> 20) - (120 << 3);
+  vec_u32 normal = y + 0x7ffff + ((y >> 20) & 1);
   /* 2^14 has a last place of 2^-9, as the subnormal codes have. */
-  vec_u32 small = (vec_u32)((vec_f32)y + all_f32(0x46800000)) - 0x46800000;
+  vec_f32 small = (vec_f32)y + big;
   vec_u32 is_small = ABOVE(all(0x3c800000), y);
-  return CHOOSE(is_small, small, normal) | (((vec_u32)x >> 24) & 0x80);
+  *as_sent =
+      (vec_f32)CHOOSE(is_small, (vec_u32)(small - big), normal & 0xfff00000);
+  vec_u32 code = CHOOSE(is_small, (vec_u32)small - 0x46800000,
+                        (normal >> 20) - (120 << 3));
+  return code | (((vec_u32)x >> 24) & 0x80);
 }
 
 INLINE vec_u32 fp8_bits(vec_u32 code, factors f) {
@@ -201,7 +214,7 @@ INLINE uint32_t peak_of(const float *values, size_t count) {
   for (size_t i = 0; i < count; i += LANES) {
     vec_u32 bits;
     LOAD(bits, values + i);
-    most = larger(most, magnitude(bits));
+    most = LARGER(most, magnitude(bits));
   }
   return largest(most);
 }
@@ -223,11 +236,13 @@ INLINE unsigned fp8_put(uint8_t *codes, const float *values, float *residual,
     vec_u32 group[4];
     EACH(k) {
       size_t at = i + (size_t)k * LANES;
-      vec_f32 x;
+      vec_f32 x, sent;
       LOAD(x, values + at);
-      group[k] = fp8_of(x, f);
-      if (residual)
-        seen = keep_rest(residual + at, x, fp8_bits(group[k], back), seen);
+      group[k] = fp8_of(x, f, &sent);
+      if (!residual) continue;
+      sent = sent * back.first * back.second;
+      vec_u32 sign = (vec_u32)x & 0x80000000;
+      seen = keep_rest(residual + at, x, (vec_u32)sent | sign, seen);
     }
     NARROW8(codes + i, group);
   }

@@ -31,5 +31,8 @@
   EACH(k_)                                 \
   (v)[k_] = (vec_u32)_mm256_cvtepu8_epi32( \
       _mm_loadl_epi64((const __m128i *)((in) + k_ * 8)))
+#define CHOOSE(mask, a, b) \
+  (vec_u32) _mm256_blendv_epi8((__m256i)(b), (__m256i)(a), (__m256i)(mask))
+#define LARGER(a, b) (vec_u32) _mm256_max_epi32((__m256i)(a), (__m256i)(b))
 #include "codec/kernels.inc.h"
 #endif

@@ -36,5 +36,8 @@
     (v)[2] = (vec_u32)vmovl_u16(vget_low_u16(high_));  \
     (v)[3] = (vec_u32)vmovl_u16(vget_high_u16(high_)); \
   } while (0)
+#define CHOOSE(mask, a, b) \
+  (vec_u32) vbslq_u32((uint32x4_t)(mask), (uint32x4_t)(a), (uint32x4_t)(b))
+#define LARGER(a, b) (vec_u32) vmaxq_u32((uint32x4_t)(a), (uint32x4_t)(b))
 #include "codec/kernels.inc.h"
 #endif

@@ -96,8 +96,7 @@ static void drop(gbi_compress *c, residual *r) {
   while (*at != r) at = &(*at)->next;
   *at = r->next;
   unlink_use(c, r);
-  atomic_fetch_sub_explicit(&c->bytes, size_of(r->count),
-                            memory_order_relaxed);
+  atomic_fetch_sub_explicit(&c->bytes, size_of(r->count), memory_order_relaxed);
   free(r);
 }
 
