@@ -1,11 +1,11 @@
 /* policy: how a collective travels.
  *
  * May call base, codec (sizes of payloads) and plan. A policy turns (topology,
- * collective, settings) into one rank's plan. It is pure: no I/O, no sockets, no
- * streams, no clock. It changes how data travels, never what is computed (but
- * for what compression loses); `flat` is the slow reference that all others are
- * compared with. Exchanges (gather, scatter, all_to_all) travel the same way
- * under every policy: exchange.c.
+ * collective, settings) into one rank's plan. It is pure: no I/O, no sockets,
+ * no streams, no clock. It changes how data travels, never what is computed
+ * (but for what compression loses); `flat` is the slow reference that all
+ * others are compared with. Exchanges (gather, scatter, all_to_all) travel the
+ * same way under every policy: exchange.c.
  *
  * Adding one: a file here and a line in policy.c. */
 #ifndef GBI_POLICY_POLICY_H
