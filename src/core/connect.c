@@ -259,6 +259,21 @@ static gb_status open_mesh(connector *c, gb_error *error) {
                        spec->count, spec->me, &c->comms[GBI_ON_MESH], error);
 }
 
+/* Only between islands is there anything to compress. */
+static gbi_codec codec_of(const gbi_group_spec *spec) {
+  return spec->topology->islands_count > 1 ? gbi_core_codec() : GBI_CODEC_NONE;
+}
+
+static gb_status open_compress(gbi_engine *engine, gbi_codec codec,
+                               gb_error *error) {
+  if (codec == GBI_CODEC_NONE) return GB_OK;
+  gbi_compress *compress;
+  uint64_t most = (uint64_t)gbi_core_setting("GPUBRIDGE_COMPRESSION_RESIDUALS");
+  GBI_TRY(gbi_compress_new(codec, most, &compress, error));
+  gbi_engine_compress(engine, compress);
+  return GB_OK;
+}
+
 static gb_status make_group(connector *c, gb_group **group_p,
                             gb_error *error) {
   gb_job *job = c->job;
@@ -276,6 +291,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .bridge = spec->bridge,
       .chunk_bytes = chunk,
       .links = spec->links,
+      .codec = codec_of(spec),
       .job = job,
       .p2p = job->p2p,
       .control = job->control,
@@ -293,10 +309,12 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .own_bridge = is_own_bridge(c),
   };
   GBI_TRY(gbi_engine_open(c->comms, spec->count,
-                          gbi_policy_scratch_max(spec->topology, chunk),
+                          gbi_policy_scratch_max(spec->topology, chunk,
+                                                 params.codec),
                           &job->watch, job->area, &params.engine, error));
   memset(c->comms, 0, sizeof c->comms); /* given to the engine */
-  gb_status status = gbi_group_open(&params, group_p, error);
+  gb_status status = open_compress(params.engine, params.codec, error);
+  if (status == GB_OK) status = gbi_group_open(&params, group_p, error);
   if (status != GB_OK) gbi_engine_close(params.engine);
   return status;
 }

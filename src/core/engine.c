@@ -38,6 +38,7 @@ struct gbi_engine {
   uint64_t scratch_bytes;
   gbi_watch *watch;
   gbi_waiter *waiter;
+  gbi_compress *compress; /* NULL: off */
 };
 
 /* ---- open and close ---- */
@@ -97,7 +98,12 @@ void gbi_engine_close(gbi_engine *engine) {
     if (engine->tasks[i].scratch)
       munmap(engine->tasks[i].scratch, engine->tasks[i].scratch_bytes);
   }
+  gbi_compress_free(engine->compress);
   free(engine);
+}
+
+void gbi_engine_compress(gbi_engine *engine, gbi_compress *compress) {
+  engine->compress = compress;
 }
 
 /* ---- tasks ---- */
@@ -166,6 +172,8 @@ gbi_task *gbi_engine_finished(gbi_engine *engine) {
 }
 
 void gbi_engine_release(gbi_engine *engine, gbi_task *task) {
+  /* It has failed, and with it the group: nothing is added up again. */
+  if (task->done < task->plan->count) gbi_compress_drop(engine->compress);
   int kept = 0;
   for (int i = 0; i < engine->active; i++)
     if (engine->order[i] != task) engine->order[kept++] = engine->order[i];
@@ -269,8 +277,17 @@ static void finish_step(gbi_engine *engine, gbi_task *task, uint32_t index) {
 static void run_on_rank(gbi_engine *engine, gbi_task *task, uint32_t index) {
   const gbi_step *step = &task->plan->steps[index];
   size_t size = gb_dtype_bytes((gb_dtype)task->plan->coll.dtype);
-  gbi_local_run(&task->plan->coll, step, resolve(task, step->src, size),
-                resolve(task, step->dst, size), engine->world, task->factor);
+  void *src = resolve(task, step->src, size);
+  void *dst = resolve(task, step->dst, size);
+  phase_started(engine, task, step->phase);
+  if (step->verb == GBI_DO_ENCODE)
+    gbi_compress_encode(engine->compress, task->plan, step,
+                        task->in ? task->in : task->out, src, dst);
+  else if (step->verb == GBI_DO_DECODE)
+    gbi_compress_decode(task->plan, step, src, dst);
+  else
+    gbi_local_run(&task->plan->coll, step, src, dst, engine->world,
+                  task->factor);
   finish_step(engine, task, index);
 }
 
@@ -392,6 +409,7 @@ int gbi_engine_waiting_for(gbi_engine *engine, const gbi_topology *topology,
 }
 
 void gbi_engine_describe(const gbi_engine *engine, gbi_fact_fn fn, void *arg) {
+  if (engine->compress) gbi_compress_describe(engine->compress, fn, arg);
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES; r++)
     if (engine->lanes[r].comm)
       engine->lanes[r].comm->ops->describe(engine->lanes[r].comm, fn, arg);

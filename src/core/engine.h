@@ -11,6 +11,7 @@
 #define GBI_CORE_ENGINE_H
 
 #include "comm/comm.h"
+#include "core/compress.h"
 #include "observe/watch.h"
 #include "os/hostarea.h"
 #include "plan/plan.h"
@@ -73,6 +74,8 @@ int gbi_engine_waiting_for(gbi_engine *engine, const gbi_topology *topology,
 /* Any thread: pending steps end with CANCELED at the next progress. */
 void gbi_engine_stop(gbi_engine *engine);
 void gbi_engine_close(gbi_engine *engine);
+/* Of plans whose sums are compressed: before the first of them, given. */
+void gbi_engine_compress(gbi_engine *engine, gbi_compress *compress);
 void gbi_engine_describe(const gbi_engine *engine, gbi_fact_fn fn, void *arg);
 
 #endif

@@ -32,6 +32,7 @@ typedef struct gbi_group_params {
   const char *bridge;           /* resolved name */
   uint64_t chunk_bytes;
   int links;                    /* see gbi_policy_env */
+  gbi_codec codec;              /* of sums on the bridge */
   struct gb_job *job;
   gbi_engine *engine;           /* given */
   gbi_control *control;

@@ -167,18 +167,9 @@ static bool is_off(const char *word) {
          !strcmp(word, "false") || !strcmp(word, "no");
 }
 
-/* All ways to say no are one value; what is not built yet is refused. */
-static void check_compression(gbi_record *r, gbi_value *value) {
-  char text[256];
-  if (is_off(value->text)) {
-    copy(value->text, sizeof value->text, "off");
-    return;
-  }
-  snprintf(text, sizeof text,
-           "GPUBRIDGE_BRIDGE_COMPRESSION is \"%.16s\", but this version of "
-           "gpubridge cannot compress what crosses the bridge. Unset it",
-           value->text);
-  add_problem(r, text);
+/* All ways to say no are one value. */
+static void settle_compression(gbi_value *value) {
+  if (is_off(value->text)) copy(value->text, sizeof value->text, "off");
 }
 
 static void fill_settings(const gbi_setting *const *tables, const int *counts,
@@ -191,7 +182,7 @@ static void fill_settings(const gbi_setting *const *tables, const int *counts,
       if (gbi_setting_read(setting, &value, &error) != GB_OK)
         add_own(r, &error, own);
       if (!strcmp(setting->name, "GPUBRIDGE_BRIDGE_COMPRESSION"))
-        check_compression(r, &value);
+        settle_compression(&value);
       if (setting->must_agree && !has_own_field(setting->name))
         add_setting(r, setting, &value);
     }

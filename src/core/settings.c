@@ -77,7 +77,13 @@ const gbi_setting gbi_core_settings[] = {
      .kind = GBI_SETTING_CHOICE,
      .must_agree = true,
      .choices = "bf16|fp8|" OFF_WORDS,
-     .help = "lossy payloads on the bridge"},
+     .help = "sums of floating types cross the bridge in fewer bytes, lossy: "
+             "bf16, fp8"},
+    {.name = "GPUBRIDGE_COMPRESSION_RESIDUALS",
+     .default_value = "1G",
+     .kind = GBI_SETTING_SIZE,
+     .help = "memory of a group's leader for what compression lost, which the "
+             "next call adds; 0: none is kept"},
     {.name = "GPUBRIDGE_ASYNC_QUEUE",
      .default_value = "1024",
      .kind = GBI_SETTING_INT,
@@ -137,4 +143,11 @@ const gbi_setting *gbi_core_setting_find(const char *name) {
 int64_t gbi_core_setting(const char *name) {
   const gbi_setting *setting = gbi_core_setting_find(name);
   return setting ? gbi_setting_number(setting) : 0;
+}
+
+gbi_codec gbi_core_codec(void) {
+  gbi_value value;
+  (void)gbi_setting_read(gbi_core_setting_find("GPUBRIDGE_BRIDGE_COMPRESSION"),
+                         &value, NULL);
+  return gbi_codec_find(value.text);
 }

@@ -3,6 +3,7 @@
 #define GBI_CORE_SETTINGS_H
 
 #include "base/config.h"
+#include "codec/codec.h"
 
 #define GBI_SETTING_TABLES_MAX 16
 
@@ -16,5 +17,7 @@ int gbi_settings_tables(const gbi_setting *tables[GBI_SETTING_TABLES_MAX],
 const gbi_setting *gbi_core_setting_find(const char *name);
 /* Its number, for settings that discovery has checked. */
 int64_t gbi_core_setting(const char *name);
+/* GPUBRIDGE_BRIDGE_COMPRESSION; all words for no are GBI_CODEC_NONE. */
+gbi_codec gbi_core_codec(void);
 
 #endif

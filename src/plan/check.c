@@ -1,5 +1,7 @@
 #include "plan/check.h"
 
+#include "codec/codec.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,6 +56,9 @@ static uint64_t factor(const gbi_coll *coll, int rank) {
   return gbi_coll_is_scaled(coll) ? 2 * (uint64_t)rank + 3 : 1;
 }
 
+/* Marks what a payload's bytes stand for: value i of it is at byte i. */
+#define CODED_MARK UINT64_C(0x14057b7ef767814f)
+
 static uint64_t element_bytes(const gbi_plan *plan, const gbi_step *step) {
   return gb_dtype_bytes(gbi_step_dtype(plan, step));
 }
@@ -80,7 +85,8 @@ static uint64_t ref_size(const gbi_plan *plan, const gbi_step *step,
   if (step->resource == GBI_ON_RANK) {
     bool wide = (step->verb == GBI_DO_LOAD && !is_src) ||
                 (step->verb == GBI_DO_STORE && is_src) ||
-                (step->verb == GBI_DO_FOLD && is_src && step->wide);
+                (step->verb == GBI_DO_FOLD && is_src && step->wide) ||
+                (step->verb >= GBI_DO_ENCODE && step->wide);
     return gb_dtype_bytes(wide ? gbi_coll_travel_dtype(&plan->coll)
                                : (gb_dtype)plan->coll.dtype);
   }
@@ -95,7 +101,10 @@ static span make_span(const runner *r, const gbi_step *step, bool is_src,
   uint64_t from = ref.offset + (ref.place == GBI_IN    ? r->in_at
                                 : ref.place == GBI_OUT ? r->out_at
                                                        : 0);
-  return (span){place, from, from + step->count * rows * unit, !is_src};
+  uint64_t size = step->count * unit;
+  if (step->verb == (is_src ? GBI_DO_DECODE : GBI_DO_ENCODE))
+    size = gbi_codec_bytes((gbi_codec)step->codec, step->count);
+  return (span){place, from, from + size * rows, !is_src};
 }
 
 /* What a step touches on this rank: at most one read and one write. */
@@ -117,7 +126,9 @@ static int touched(const checker *c, int rank, const gbi_step *step, int me,
     }
   }
   int n = 0;
-  uint64_t rows = step->verb == GBI_DO_FOLD ? (uint64_t)c->world : 1;
+  uint64_t rows = step->verb == GBI_DO_FOLD     ? (uint64_t)c->world
+                  : step->verb == GBI_DO_DECODE ? step->rows
+                                                : 1;
   if (reads && step->count) list[n++] = make_span(r, step, true, rows);
   if (writes && step->count) list[n++] = make_span(r, step, false, 1);
   return n;
@@ -287,7 +298,7 @@ static gb_status check_same(checker *c, int resource, int rank) {
     const gbi_step *x = &a->steps[a->order[a->first[resource] + i]];
     const gbi_step *y = &b->steps[b->order[b->first[resource] + i]];
     if (x->verb != y->verb || x->root != y->root || x->peer != y->peer ||
-        x->count != y->count || x->wide != y->wide)
+        x->count != y->count || x->wide != y->wide || x->codec != y->codec)
       return gbi_fail(c->error, GB_ERR_INTERNAL,
                       "resource %d: step %u differs between ranks %d and %d",
                       resource, i, first, rank);
@@ -304,6 +315,24 @@ static bool deps_done(const runner *r, const gbi_step *step) {
   return true;
 }
 
+static void run_encode(const gbi_step *step, const uint64_t *src,
+                       uint64_t *dst, uint64_t unit) {
+  uint64_t bytes = gbi_codec_bytes((gbi_codec)step->codec, step->count);
+  for (uint64_t i = 0; i < bytes; i++)
+    dst[i] = i < step->count ? src[i * unit] ^ CODED_MARK : CODED_MARK;
+}
+
+static void run_decode(const gbi_step *step, const uint64_t *src,
+                       uint64_t *dst, uint64_t unit) {
+  uint64_t bytes = gbi_codec_bytes((gbi_codec)step->codec, step->count);
+  for (uint64_t i = 0; i < step->count; i++) {
+    uint64_t sum = 0;
+    for (uint32_t row = 0; row < step->rows; row++)
+      sum += src[row * bytes + i] ^ CODED_MARK;
+    dst[i * unit] = sum;
+  }
+}
+
 static void run_local(const checker *c, runner *r, const gbi_step *step) {
   uint64_t *src = resolve(r, step->src), *dst = resolve(r, step->dst);
   uint64_t unit_src = step->src.place == GBI_SCRATCH
@@ -312,6 +341,9 @@ static void run_local(const checker *c, runner *r, const gbi_step *step) {
   uint64_t unit_dst = step->dst.place == GBI_SCRATCH
                           ? ref_size(r->plan, step, false)
                           : 1;
+  if (step->verb == GBI_DO_ENCODE) run_encode(step, src, dst, unit_src);
+  if (step->verb == GBI_DO_DECODE) run_decode(step, src, dst, unit_dst);
+  if (step->verb >= GBI_DO_ENCODE) return;
   const gbi_coll *coll = &r->plan->coll;
   uint64_t scale = factor(coll, (int)(r - c->ranks));
   uint64_t marks = (uint64_t)c->world * WIDE_MARK;

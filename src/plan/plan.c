@@ -10,6 +10,7 @@ const char *gbi_phase_name(int phase) {
       "",       "island-reduce",    "island-gather",
       "bridge", "island-broadcast", "island-scatter",
       "exchange", "island-reduce-scatter", "island-all-gather",
+      "compress", "decompress",
   };
   return phase >= 0 && phase < GBI_PHASES ? names[phase] : "";
 }
@@ -87,6 +88,7 @@ int32_t gbi_coll_counts_hash(const gbi_coll *coll) {
 }
 
 gb_dtype gbi_step_dtype(const gbi_plan *plan, const gbi_step *step) {
+  if (step->codec && step->resource != GBI_ON_RANK) return GB_UINT8;
   return step->wide ? gbi_coll_travel_dtype(&plan->coll)
                     : (gb_dtype)plan->coll.dtype;
 }

@@ -47,8 +47,13 @@ typedef enum gbi_verb {
   GBI_DO_LOAD,   /* src times the call's factor, to dst of the wide type */
   GBI_DO_DIVIDE, /* dst by the world size, in place */
   GBI_DO_STORE,  /* wide src, for an AVG by the world size, to dst */
-  GBI_DO_FOLD    /* dst = row 0 (op) row 1 ..., rows of `count` at src, wide
+  GBI_DO_FOLD,   /* dst = row 0 (op) row 1 ..., rows of `count` at src, wide
                     ones where the step is wide; an AVG is divided too */
+  /* Between what sums travel in and payloads of codec.h, in the scratch. */
+  GBI_DO_ENCODE, /* src as one payload at dst; with feedback: `number` tells
+                    the call's payloads apart */
+  GBI_DO_DECODE  /* dst = the sum of `rows` payloads, one behind the other at
+                    src, in their order */
 } gbi_verb;
 
 /* Phase names of spec 4.9; NONE is not shown. */
@@ -62,6 +67,8 @@ typedef enum gbi_phase_id {
   GBI_PHASE_EXCHANGE, /* the mesh */
   GBI_PHASE_ISLAND_REDUCE_SCATTER,
   GBI_PHASE_ISLAND_ALL_GATHER,
+  GBI_PHASE_COMPRESS,
+  GBI_PHASE_DECOMPRESS,
   GBI_PHASES
 } gbi_phase_id;
 const char *gbi_phase_name(int phase); /* "island-reduce"; static */
@@ -81,6 +88,9 @@ static inline gbi_ref gbi_ref_to(gbi_place place, uint64_t offset) {
 typedef struct gbi_step {
   uint8_t resource, verb, phase;
   uint8_t wide;       /* elements are of the wide type (a fold's: its src's) */
+  uint8_t codec;      /* gbi_codec; a communicator's: elements are the bytes of
+                         payloads */
+  uint32_t rows;      /* DECODE */
   int32_t root, peer; /* member indices */
   uint32_t number;    /* mesh: equal on the two ends of a message */
   gbi_ref src, dst;
@@ -136,7 +146,7 @@ typedef struct gbi_plan {
   uint32_t *order;
   uint32_t first[GBI_RESOURCES + 1];
   uint16_t phases; /* bit p: this rank takes part in phase p */
-  bool failed;    /* a builder call ran out of memory or steps */
+  bool failed; /* a builder call ran out of memory or steps */
 } gbi_plan;
 
 gbi_plan *gbi_plan_new(const gbi_coll *coll);

@@ -91,9 +91,26 @@ uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
   return chunk > line ? (chunk + line - 1) / line * line : chunk;
 }
 
+gbi_codec gbi_plan_codec(const gbi_policy_env *env, const gbi_coll *coll) {
+  if (coll->op != GBI_OP_ALL_REDUCE && coll->op != GBI_OP_REDUCE_SCATTER &&
+      coll->op != GBI_OP_REDUCE_SCATTER_V)
+    return GBI_CODEC_NONE;
+  if (coll->redop != GB_SUM && coll->redop != GB_AVG) return GBI_CODEC_NONE;
+  if (gbi_dtype_class((gb_dtype)coll->dtype) != GBI_CLASS_FLOATING)
+    return GBI_CODEC_NONE;
+  /* bf16 is no smaller than a half type. */
+  bool halves = gb_dtype_bytes(gbi_coll_travel_dtype(coll)) <= 2;
+  if (halves && env->codec == GBI_CODEC_BF16) return GBI_CODEC_NONE;
+  return env->codec;
+}
+
 uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
-                                uint64_t chunk_bytes) {
+                                uint64_t chunk_bytes, gbi_codec codec) {
   /* A chunk is rounded up to a line of 64 bytes; the rows of `flat` are at
-   * least one element each. */
-  return (chunk_bytes + 64) * GBI_SLOTS + 16 * (uint64_t)topology->world;
+   * least one element each. Payloads are at most half of a chunk, and what
+   * scales and rounding add, one from each leader. */
+  uint64_t payload = chunk_bytes / 2 + chunk_bytes / 256 + 128;
+  uint64_t rows = codec ? (uint64_t)topology->islands_count : 0;
+  return (chunk_bytes + 64 + rows * payload) * GBI_SLOTS +
+         16 * (uint64_t)topology->world;
 }

@@ -1,15 +1,17 @@
 /* policy: how a collective travels.
  *
- * May call base and plan. A policy turns (topology, collective, settings) into
- * one rank's plan. It is pure: no I/O, no sockets, no streams, no clock. It
- * changes how data travels, never what is computed; `flat` is the slow
- * reference that all others are compared with. Exchanges (gather, scatter,
- * all_to_all) travel the same way under every policy: exchange.c.
+ * May call base, codec (sizes of payloads) and plan. A policy turns (topology,
+ * collective, settings) into one rank's plan. It is pure: no I/O, no sockets,
+ * no streams, no clock. It changes how data travels, never what is computed
+ * (but for what compression loses); `flat` is the slow reference that all
+ * others are compared with. Exchanges (gather, scatter, all_to_all) travel the
+ * same way under every policy: exchange.c.
  *
  * Adding one: a file here and a line in policy.c. */
 #ifndef GBI_POLICY_POLICY_H
 #define GBI_POLICY_POLICY_H
 
+#include "codec/codec.h"
 #include "plan/plan.h"
 #include "plan/topology.h"
 
@@ -19,6 +21,7 @@ typedef struct gbi_policy_env {
   uint64_t chunk_bytes; /* pipelining unit; equal on all ranks */
   const struct gbi_rules *rules; /* of auto-tuned; NULL: none */
   int links;            /* that are open: gbi_policy_links */
+  gbi_codec codec;      /* of sums on the bridge; equal on all ranks */
 } gbi_policy_env;
 
 typedef struct gbi_policy_ops {
@@ -66,7 +69,7 @@ void gbi_policy_caller_plan(const gbi_policy_env *env, gbi_plan *plan);
 
 /* The most scratch a plan of these settings can ask for. */
 uint64_t gbi_policy_scratch_max(const gbi_topology *topology,
-                                uint64_t chunk_bytes);
+                                uint64_t chunk_bytes, gbi_codec codec);
 
 /* ---- shared by the policies ---- */
 
@@ -82,6 +85,10 @@ uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total);
 /* The plans of reduce-bridge-broadcast over the links 0 to links - 1. */
 void gbi_plan_over_links(const gbi_policy_env *env, gbi_plan *plan, int links);
+/* How this call's sums cross the bridge: GBI_CODEC_NONE, or the env's codec for
+ * SUM and AVG of all_reduce and reduce_scatter, of float16 to float64, where
+ * payloads are smaller than what they stand for. */
+gbi_codec gbi_plan_codec(const gbi_policy_env *env, const gbi_coll *coll);
 /* gather, scatter and all_to_all. */
 bool gbi_is_exchange(int op);
 void gbi_plan_exchange(const gbi_policy_env *env, gbi_plan *plan);

@@ -80,6 +80,7 @@ typedef struct call {
   uint64_t *parts;   /* [rank]: its two lists */
   gbi_plan **plans;
   int links, links_most;
+  gbi_codec codec;
 } call;
 
 static void init_lengths(call *c, const shape *s, uint64_t count) {
@@ -134,7 +135,8 @@ static void call_plan(call *c, const gbi_policy_ops *policy,
                           .rank = r,
                           .chunk_bytes = chunk_bytes,
                           .rules = rules,
-                          .links = c->links};
+                          .links = c->links,
+                          .codec = c->codec};
     gbi_coll coll = c->coll;
     if (c->lengths) {
       coll.counts = c->parts ? c->parts + (size_t)r * 2 * (size_t)world
@@ -143,28 +145,49 @@ static void call_plan(call *c, const gbi_policy_ops *policy,
     }
     GB_CHECK_OK(gbi_policy_plan(policy, &env, &coll, &c->plans[r], NULL));
     GB_CHECK(c->plans[r]->scratch_bytes <=
-             gbi_policy_scratch_max(c->topology, chunk_bytes));
+             gbi_policy_scratch_max(c->topology, chunk_bytes, c->codec));
   }
 }
 
-static void check_one(const gbi_policy_ops *policy, const shape *s,
-                      const gbi_topology *topology, uint64_t count,
-                      uint64_t chunk_bytes, int links_most) {
+static void check_coded(const gbi_policy_ops *policy, const shape *s,
+                        const gbi_topology *topology, uint64_t count,
+                        uint64_t chunk_bytes, int links_most,
+                        gbi_codec codec) {
   call c;
   gb_error error;
   call_init(&c, s, topology, count);
   c.links_most = links_most;
+  c.codec = codec;
   call_plan(&c, policy, chunk_bytes);
   if (gbi_plans_check(topology, c.links, (const gbi_plan *const *)c.plans,
                       &error))
     gb_test_fail(__FILE__, __LINE__,
                  "%s, world %d, %d islands, %d links, chunk %llu, %s of type "
-                 "%d, redop %d, root %d, lengths %d, count %llu: %s",
+                 "%d, redop %d, root %d, lengths %d, count %llu, compression "
+                 "%s: %s",
                  policy->name, topology->world, topology->islands_count,
                  c.links, (unsigned long long)chunk_bytes,
                  gbi_op_name(s->op), s->dtype, s->redop, (int)c.coll.root,
-                 (int)s->lengths, (unsigned long long)count, error.text);
+                 (int)s->lengths, (unsigned long long)count,
+                 gbi_codec_name((int)codec), error.text);
   call_fini(&c);
+}
+
+/* With each compression that changes this call's plan too. */
+static void check_one(const gbi_policy_ops *policy, const shape *s,
+                      const gbi_topology *topology, uint64_t count,
+                      uint64_t chunk_bytes, int links_most) {
+  gbi_coll coll = {.op = s->op, .dtype = s->dtype, .redop = s->redop};
+  check_coded(policy, s, topology, count, chunk_bytes, links_most,
+              GBI_CODEC_NONE);
+  if (policy != &gbi_policy_reduce_bridge_broadcast && !policy->uses_links)
+    return;
+  for (int codec = GBI_CODEC_BF16; codec < GBI_CODECS; codec++) {
+    gbi_policy_env env = {.codec = (gbi_codec)codec};
+    if (gbi_plan_codec(&env, &coll))
+      check_coded(policy, s, topology, count, chunk_bytes, links_most,
+                  env.codec);
+  }
 }
 
 static const gbi_policy_ops *const policies[] = {
@@ -285,6 +308,28 @@ GB_TEST(policy, all_to_all_of_many, .timeout_ms = 120000) {
   s.lengths = MIXED;
   check_one(&gbi_policy_reduce_bridge_broadcast, &s, t, 3, 4096, 0);
   gbi_topology_free(t);
+}
+
+/* What is compressed: sums and averages of all_reduce and reduce_scatter, of
+ * floating types, where that makes them smaller. */
+GB_TEST(policy, what_is_compressed) {
+  for (int codec = 0; codec < GBI_CODECS; codec++)
+    for (int op = GBI_OP_ALL_REDUCE; op < GBI_OP_COUNT; op++)
+      for (int dtype = 0; dtype < GB_DTYPE_COUNT; dtype++)
+        for (int redop = 0; redop < GB_REDOP_COUNT; redop++) {
+          gbi_coll coll = {.op = (uint8_t)op,
+                           .dtype = (uint8_t)dtype,
+                           .redop = (uint8_t)redop};
+          gbi_policy_env env = {.codec = (gbi_codec)codec};
+          bool want = op == GBI_OP_ALL_REDUCE || op == GBI_OP_REDUCE_SCATTER ||
+                      op == GBI_OP_REDUCE_SCATTER_V;
+          want &= redop == GB_SUM || redop == GB_AVG;
+          want &= dtype >= GB_FLOAT16 && dtype <= GB_FLOAT64;
+          if (codec == GBI_CODEC_BF16)
+            want &= dtype != GB_BFLOAT16 &&
+                    (dtype != GB_FLOAT16 || redop == GB_AVG);
+          GB_CHECK_INT(gbi_plan_codec(&env, &coll), want ? codec : 0);
+        }
 }
 
 /* A plan of several chunks on 2 + 2 ranks, damaged by `harm` on some. */

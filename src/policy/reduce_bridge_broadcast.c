@@ -20,6 +20,10 @@
  * link: "leader" is then the holder of the segment's link. With one link there
  * is one segment, and the plan is the one drawn.
  *
+ * With compression, what `<==>` stands for is three things: each holder encodes
+ * its sum, the payloads are given to all (or to the holder that wants the sum),
+ * and whoever has them decodes and adds up, in member order.
+ *
  * A "run" is a maximal range of consecutive ranks of one island, so that
  * contiguous islands cost one range and interleaved ones one range a rank. */
 #include "policy/policy.h"
@@ -51,6 +55,8 @@ typedef struct maker {
   bool alone; /* the island has one rank: it needs no island steps */
   bool wide;
   uint64_t bytes; /* of one element on its way */
+  gbi_codec codec;
+  uint32_t payloads; /* encoded so far */
 } maker;
 
 /* Where rank r's row begins; a reduce is one row, the root's. */
@@ -193,11 +199,66 @@ static uint32_t reduce_segments(maker *m, const cut *c, gbi_ref src,
   return first;
 }
 
+/* ---- sums on the bridge ---- */
+
+/* Payloads of `count` values of all islands, in whole lines. */
+static uint64_t coded_bytes(const maker *m, uint64_t count) {
+  if (!m->codec) return 0;
+  uint64_t bytes = gbi_codec_bytes(m->codec, count) *
+                   (uint64_t)m->topology->islands_count;
+  return (bytes + 63) / 64 * 64;
+}
+
+/* This holder's payload out of src, all that reach it into dst. `to`: the
+ * island whose holder alone gets them; -1: everybody. `waits`: what src waits
+ * for. Returns the last step. */
+static uint32_t coded_sum(maker *m, int to, gbi_ref src, gbi_ref dst,
+                          uint64_t n, uint64_t coded_at,
+                          const gbi_step *waits) {
+  uint64_t bytes = gbi_codec_bytes(m->codec, n);
+  int holders = m->topology->islands_count;
+  gbi_step encode = {.resource = GBI_ON_RANK,
+                     .verb = GBI_DO_ENCODE,
+                     .phase = GBI_PHASE_COMPRESS,
+                     .wide = m->wide,
+                     .codec = (uint8_t)m->codec,
+                     .number = m->payloads++,
+                     .src = src,
+                     .count = n};
+  encode.dst = gbi_ref_to(
+      GBI_SCRATCH, coded_at + (uint64_t)m->island_index * bytes);
+  encode.deps[0] = waits->deps[0];
+  encode.deps[1] = waits->deps[1];
+  uint32_t first = gbi_plan_add(m->plan, &encode), last = first;
+  for (int i = 0; i < holders; i++) {
+    if (i == to) continue;
+    gbi_ref row = gbi_ref_to(GBI_SCRATCH, coded_at + (uint64_t)i * bytes);
+    gbi_step step = bridge_step(to < 0 ? GBI_DO_BROADCAST : GBI_DO_TRANSFER, i,
+                                row, row, bytes);
+    step.codec = (uint8_t)m->codec;
+    step.peer = GBI_MAX(to, 0);
+    depend(&step, first, 1);
+    last = gbi_plan_add(m->plan, &step);
+  }
+  gbi_step decode = {.resource = GBI_ON_RANK,
+                     .verb = GBI_DO_DECODE,
+                     .phase = GBI_PHASE_DECOMPRESS,
+                     .wide = m->wide,
+                     .codec = (uint8_t)m->codec,
+                     .rows = (uint32_t)holders,
+                     .src = gbi_ref_to(GBI_SCRATCH, coded_at),
+                     .dst = dst,
+                     .count = n};
+  depend(&decode, first, last - first + 1);
+  if (to >= 0 && to != m->island_index) return last;
+  return gbi_plan_add(m->plan, &decode);
+}
+
 /* ---- all_reduce ---- */
 
 /* Island sums of the chunk onto the holders and the links' totals, in place. */
 static taken reduce_chunk(maker *m, const cut *c, uint64_t at, gbi_ref place,
-                          gbi_step waits) {
+                          uint64_t coded_at, gbi_step waits) {
   gbi_ref out = gbi_ref_to(GBI_OUT, at);
   uint64_t n = c->count;
   if (m->wide) {
@@ -214,10 +275,14 @@ static taken reduce_chunk(maker *m, const cut *c, uint64_t at, gbi_ref place,
   n = cut_count(c, mine);
   place = part_of(m, place, skip);
   out = part_of(m, out, skip);
-  gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
-  step.wide = m->wide;
-  step.deps[0] = waits.deps[0];
-  t.last = gbi_plan_add(m->plan, &step);
+  if (m->codec && n) {
+    t.last = coded_sum(m, -1, place, place, n, coded_at, &waits);
+  } else {
+    gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
+    step.wide = m->wide;
+    step.deps[0] = waits.deps[0];
+    t.last = gbi_plan_add(m->plan, &step);
+  }
   if (m->wide)
     t.last = add_local(m, GBI_DO_STORE, place, out, n, t.last, 1);
   else if (m->plan->coll.redop == GB_AVG)
@@ -245,8 +310,9 @@ static void plan_all_reduce(maker *m) {
   uint64_t count = m->plan->coll.count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, count);
   uint64_t chunks = count ? (count + chunk - 1) / chunk : 1;
-  uint64_t slot_bytes = chunk * m->bytes;
-  if (m->wide) m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
+  uint64_t wide_bytes = m->wide ? chunk * m->bytes : 0;
+  uint64_t slot_bytes = wide_bytes + coded_bytes(m, chunk);
+  m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
   taken done[GBI_SLOTS] = {{0}};
   uint32_t from[GBI_SLOTS] = {0}, steps[GBI_SLOTS] = {0}; /* ends of a chunk */
   for (uint64_t c = 0; c < chunks + GBI_LOOKAHEAD; c++) {
@@ -256,9 +322,10 @@ static void plan_all_reduce(maker *m) {
       gbi_ref place = m->wide ? gbi_ref_to(GBI_SCRATCH, slot * slot_bytes)
                               : gbi_ref_to(GBI_OUT, at);
       gbi_step waits = {0};
-      if (m->wide && c >= GBI_SLOTS) depend(&waits, from[slot], steps[slot]);
+      if (slot_bytes && c >= GBI_SLOTS) depend(&waits, from[slot], steps[slot]);
       cut cuts = cut_range(m, GBI_MIN(chunk, count - at), c);
-      done[slot] = reduce_chunk(m, &cuts, at, place, waits);
+      done[slot] = reduce_chunk(m, &cuts, at, place,
+                                slot * slot_bytes + wide_bytes, waits);
     }
     if (c >= GBI_LOOKAHEAD) {
       uint64_t k = c - GBI_LOOKAHEAD, at = k * chunk;
@@ -420,7 +487,7 @@ static void plan_broadcast(maker *m) {
 /* Slices [at, at + count) of the input, all of ranks of island `to`. `waits`:
  * what the slot's last users were. */
 static taken gather_sum(maker *m, const unit *u, gbi_ref place,
-                        gbi_step waits) {
+                        uint64_t coded_at, gbi_step waits) {
   gbi_ref src = gbi_ref_to(GBI_IN, u->at);
   cut c = cut_unit(m, u);
   if (m->wide) {
@@ -441,9 +508,14 @@ static taken gather_sum(maker *m, const unit *u, gbi_ref place,
     depend_only(&waits, t.first + (uint32_t)mine);
     src = place;
   }
-  uint64_t at = cut_at(&c, mine);
-  gbi_step step = bridge_step(GBI_DO_REDUCE, u->island, part_of(m, src, at),
-                              part_of(m, place, at), cut_count(&c, mine));
+  uint64_t at = cut_at(&c, mine), n = cut_count(&c, mine);
+  src = part_of(m, src, at);
+  place = part_of(m, place, at);
+  if (m->codec && n) {
+    t.last = coded_sum(m, u->island, src, place, n, coded_at, &waits);
+    return t;
+  }
+  gbi_step step = bridge_step(GBI_DO_REDUCE, u->island, src, place, n);
   step.wide = m->wide;
   step.deps[0] = waits.deps[0];
   step.deps[1] = waits.deps[1];
@@ -508,7 +580,8 @@ static gbi_ref sum_place(const maker *m, const unit *u, uint64_t slot_at) {
 static void plan_reduce_scatter(maker *m) {
   uint64_t total = row_at(m, m->topology->world), count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
-  uint64_t slot_bytes = chunk * m->bytes;
+  uint64_t sum_bytes = chunk * m->bytes;
+  uint64_t slot_bytes = sum_bytes + coded_bytes(m, chunk);
   m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
   unit *units = cut_units(m, chunk, &count);
   /* An empty reduce is still a meeting, as an empty all_reduce is. */
@@ -523,7 +596,8 @@ static void plan_reduce_scatter(maker *m) {
     if (i < count) {
       uint32_t slot = (uint32_t)(i % GBI_SLOTS), first = m->plan->count;
       gbi_ref place = sum_place(m, &units[i], slot * slot_bytes);
-      sum[slot] = gather_sum(m, &units[i], place, users[slot]);
+      sum[slot] = gather_sum(m, &units[i], place, slot * slot_bytes + sum_bytes,
+                             users[slot]);
       users[slot] = (gbi_step){0};
       depend(&users[slot], first, m->plan->count - first);
     }
@@ -566,7 +640,8 @@ void gbi_plan_over_links(const gbi_policy_env *env, gbi_plan *plan, int links) {
              .island_index = index,
              .alone = t->islands[index].count == 1,
              .wide = gbi_coll_is_wide(&plan->coll),
-             .bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll))};
+             .bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll)),
+             .codec = gbi_plan_codec(env, &plan->coll)};
   choose_links(&m, links);
   switch (plan->coll.op) {
     case GBI_OP_BROADCAST: plan_broadcast(&m); break;

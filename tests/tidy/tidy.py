@@ -29,6 +29,7 @@ SRC = ROOT / "src"
 # What each layer may include, besides itself and the public headers.
 ALLOWED = {
     "base": set(),
+    "codec": {"base"},
     "observe": {"base"},
     "os": {"base"},
     "store": {"base", "os"},
@@ -37,13 +38,13 @@ ALLOWED = {
     "comm": {"base", "os", "transport"},
     "bridge": {"base", "os", "device", "transport", "comm"},
     "ccl": {"base", "os", "device", "transport", "comm", "bridge"},
-    "plan": {"base"},
-    "policy": {"base", "plan"},
+    "plan": {"base", "codec"},
+    "policy": {"base", "codec", "plan"},
     "control": {"base", "os", "store", "observe"},
     "p2p": {"base", "os", "transport", "comm", "control"},
     "core": {
-        "base", "observe", "os", "store", "device", "transport", "comm",
-        "bridge", "ccl", "plan", "policy", "control", "p2p",
+        "base", "codec", "observe", "os", "store", "device", "transport",
+        "comm", "bridge", "ccl", "plan", "policy", "control", "p2p",
     },
     "api": {"base", "core", "device", "observe"},
 }  # fmt: skip
