@@ -179,8 +179,7 @@ GB_TEST(thresholds, malformed_rule_texts) {
                                       "*=flat;chunk=8;reduce:*=flat",
                                       "*=flat;reduce:8=flat",
                                       "*=flat;reduce:",
-                                      "*=flat;broadcast:*=flat;"
-                                      "all_reduce:*=flat",
+                                      "*=flat;reduce:*=flat;broadcast:*=flat",
                                       "*=flat;gather:*=flat",
                                       "*=flat;*=flat"};
   gbi_rules rules;
