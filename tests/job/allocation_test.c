@@ -1,5 +1,5 @@
 /* Collectives cost no allocation once warm, sync and async ones. malloc and its
- * kin are counted, of every thread of the process but the control plane's, whose
+ * kin are counted, of every thread of the process but the control plane's:
  * heartbeats go by time and not by calls. (A message that comes before its
  * receive is kept in memory of its own.) */
 #include "job/job.h"
