@@ -20,12 +20,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from two_hosts import LAB, PAYLOAD
+
 ROOT = Path(__file__).resolve().parents[1]
-LAB = ROOT.parent / "shared/lab/lab"
 BIN = ROOT / "build-release/bin/job_bench"
 NET = "10.77.31"
-# Payload of a full Ethernet frame: 1448 of 1514 bytes.
-PAYLOAD = 1448 / 1514
 
 
 class Lab:

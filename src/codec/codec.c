@@ -1,5 +1,6 @@
 #include "codec/codec.h"
 
+#include "base/cpu.h"
 #include "codec/kernels.h"
 
 #include <stdatomic.h>
@@ -26,12 +27,9 @@ uint64_t gbi_codec_bytes(gbi_codec codec, uint64_t count) {
 
 static bool runs_here(const gbi_codec_kernels *kernels) {
 #if defined(__x86_64__)
-  bool avx512 =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (kernels == &gbi_codec_avx512bf16)
-    return avx512 && __builtin_cpu_supports("avx512bf16");
-  if (kernels == &gbi_codec_avx512) return avx512;
+    return gbi_cpu_has_avx512() && __builtin_cpu_supports("avx512bf16");
+  if (kernels == &gbi_codec_avx512) return gbi_cpu_has_avx512();
   if (kernels == &gbi_codec_avx2) return __builtin_cpu_supports("avx2");
 #endif
   return true;

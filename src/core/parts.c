@@ -304,11 +304,7 @@ static gb_status policy_step(part_comm *c, const gbi_comm_step *s,
 
 static void no_address(gbi_comm *comm, gbi_writer *out) {}
 
-static gb_status nothing_to_connect(gbi_comm *comm, const gbi_reader *addresses,
-                                    uint64_t deadline_ns, gb_error *error) {
-  return GB_OK;
-}
-
+/* None of a policy: it has no links. */
 static gb_status connect_links(gbi_comm *comm, const gbi_reader *addresses,
                                uint64_t deadline_ns, gb_error *error) {
   part_comm *c = part_of(comm);
@@ -378,8 +374,8 @@ static void describe(const gbi_comm *comm, gbi_fact_fn fn, void *arg) {
   if (c->links) fn(arg, "transport", c->site.parts->bridge.name);
 }
 
-static const gbi_comm_ops bridge_ops = {
-    .name = "caller's bridge",
+static const gbi_comm_ops part_ops = {
+    .name = "caller's part",
     .state_bytes = sizeof(gbi_comm_step),
     .address = no_address,
     .connect = connect_links,
@@ -392,28 +388,13 @@ static const gbi_comm_ops bridge_ops = {
     .describe = describe,
 };
 
-static const gbi_comm_ops policy_ops = {
-    .name = "caller's policy",
-    .state_bytes = sizeof(gbi_comm_step),
-    .address = no_address,
-    .connect = nothing_to_connect,
-    .start = start,
-    .progress = progress,
-    .wait_fds = no_fds,
-    .waiting_for = nobody,
-    .stop = stop,
-    .close = close_part,
-    .describe = describe,
-};
-
-static part_comm *new_part(const gbi_comm_ops *ops, const gbi_part_site *site,
-                           gb_error *error) {
+static part_comm *new_part(const gbi_part_site *site, gb_error *error) {
   part_comm *c = gbi_calloc(1, sizeof *c);
   if (!c) {
     gbi_fail(error, GB_ERR_MEMORY, "no memory for a caller's part");
     return NULL;
   }
-  c->base = (gbi_comm){.ops = ops, .me = -1};
+  c->base = (gbi_comm){.ops = &part_ops, .me = -1};
   c->site = *site;
   c->mine = -1;
   return c;
@@ -422,7 +403,7 @@ static part_comm *new_part(const gbi_comm_ops *ops, const gbi_part_site *site,
 gb_status gbi_parts_open_bridge(const gbi_part_site *site,
                                 const gbi_part_link *links, int links_count,
                                 gbi_comm **comm_p, gb_error *error) {
-  part_comm *c = new_part(&bridge_ops, site, error);
+  part_comm *c = new_part(site, error);
   if (!c) return GB_ERR_MEMORY;
   c->links = gbi_calloc((size_t)links_count + 1, sizeof *c->links);
   for (int i = 0; c->links && i < links_count; i++) {
@@ -450,7 +431,7 @@ gb_status gbi_parts_open_bridge(const gbi_part_site *site,
 gb_status gbi_parts_open_policy(const gbi_part_site *site, const int *ranks,
                                 int count, int me, gbi_comm **comm_p,
                                 gb_error *error) {
-  part_comm *c = new_part(&policy_ops, site, error);
+  part_comm *c = new_part(site, error);
   if (!c) return GB_ERR_MEMORY;
   c->ranks = gbi_malloc(sizeof *ranks * (size_t)count);
   if (!c->ranks) {

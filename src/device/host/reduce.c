@@ -1,5 +1,6 @@
 #include "device/host/reduce.h"
 
+#include "base/cpu.h"
 #include "device/host/kernels.h"
 
 #include <stdatomic.h>
@@ -7,11 +8,7 @@
 
 static bool runs_here(const gbi_kernels *kernels) {
 #if defined(__x86_64__)
-  if (kernels == &gbi_kernels_avx512)
-    return __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq");
+  if (kernels == &gbi_kernels_avx512) return gbi_cpu_has_avx512();
   /* Every AVX2 processor has F16C; the compilers' test lacks the name. */
   if (kernels == &gbi_kernels_avx2) return __builtin_cpu_supports("avx2");
 #endif
