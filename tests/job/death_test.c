@@ -56,19 +56,7 @@ static void kill_case(int victim, size_t count, int after_ms) {
   GB_CHECK(status != GB_OK);
   if (took > 2.0)
     gb_test_fail(__FILE__, __LINE__, "took %.2f s: %s", took, error.text);
-  char name[16];
-  snprintf(name, sizeof name, "rank %d", victim);
-  GB_CHECK_TEXT(error.text, name);
-  GB_CHECK_TEXT(error.text, "gone");
-  /* The same sentence everywhere. */
-  snprintf(b->texts[gb_rank()], sizeof b->texts[0], "%s", error.text);
-  __atomic_add_fetch(&b->ended, 1, __ATOMIC_ACQ_REL);
-  gb_test_await(&b->ended, gb_world() - 1, 5000);
-  for (int r = 0; r < gb_world(); r++)
-    if (r != victim && !strstr(b->texts[r], error.text) &&
-        !strstr(error.text, b->texts[r])) /* a later call adds a hint */
-      gb_test_fail(__FILE__, __LINE__, "\"%s\" is not \"%s\"", b->texts[r],
-                   error.text);
+  must_tell_of(victim, &error, b->texts, &b->ended);
   double start = test_now();
   float value = 1;
   GB_CHECK(sum_once(job, &value, &error) != GB_OK);

@@ -112,6 +112,26 @@ static inline void meet(int place) {
   gb_test_await(ready, gb_world(), 20000);
 }
 
+/* Every survivor's error says that the victim is gone, in one sentence
+ * everywhere; a later call adds a hint. texts, by rank, and the count of those
+ * who came here are in the shared page. */
+static inline void must_tell_of(int victim, const gb_error *error,
+                                char (*texts)[GB_ERROR_TEXT_MAX],
+                                volatile int *ended) {
+  char name[16];
+  snprintf(name, sizeof name, "rank %d", victim);
+  GB_CHECK_TEXT(error->text, name);
+  GB_CHECK_TEXT(error->text, "gone");
+  snprintf(texts[gb_rank()], GB_ERROR_TEXT_MAX, "%s", error->text);
+  __atomic_add_fetch(ended, 1, __ATOMIC_ACQ_REL);
+  gb_test_await(ended, gb_world() - 1, 5000);
+  for (int r = 0; r < gb_world(); r++)
+    if (r != victim && !strstr(texts[r], error->text) &&
+        !strstr(error->text, texts[r]))
+      gb_test_fail(__FILE__, __LINE__, "\"%s\" is not \"%s\"", texts[r],
+                   error->text);
+}
+
 static inline void nap_ms(int ms) {
   struct timespec time = {ms / 1000, (long)(ms % 1000) * 1000000};
   while (nanosleep(&time, &time) && errno == EINTR) {

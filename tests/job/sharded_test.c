@@ -328,18 +328,7 @@ static void kill_case(const char *bridge, int victim) {
   double took = test_now() - b->died;
   if (took > 3.0)
     gb_test_fail(__FILE__, __LINE__, "took %.2f s: %s", took, error.text);
-  char name[16];
-  snprintf(name, sizeof name, "rank %d", victim);
-  GB_CHECK_TEXT(error.text, name);
-  GB_CHECK_TEXT(error.text, "gone");
-  snprintf(b->texts[gb_rank()], sizeof b->texts[0], "%s", error.text);
-  __atomic_add_fetch(&b->ended, 1, __ATOMIC_ACQ_REL);
-  gb_test_await(&b->ended, gb_world() - 1, 5000);
-  for (int r = 0; r < gb_world(); r++)
-    if (r != victim && !strstr(b->texts[r], error.text) &&
-        !strstr(error.text, b->texts[r])) /* a later call adds a hint */
-      gb_test_fail(__FILE__, __LINE__, "\"%s\" is not \"%s\"", b->texts[r],
-                   error.text);
+  must_tell_of(victim, &error, b->texts, &b->ended);
   must_close(job);
 }
 GB_TEST(sharded, death_of_a_holder, .ranks = 6, .vendors = "nnnaaa",
