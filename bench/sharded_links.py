@@ -9,7 +9,7 @@ by as many cables as there are links, so many Mbit/s each. A site is one host wi
 network card for each of its ranks; with --hosts, a host for each rank, and a fast
 network among them, whose TCP wants more of the processor than the cables do. The
 runs with one link and with all take turns. Also prints what the line itself needs
-for the bytes.
+for the bytes. Writes bench/results/sharded_links.json and .svg.
 """
 
 import argparse
@@ -18,12 +18,11 @@ import os
 import statistics
 import subprocess
 import tempfile
-from pathlib import Path
 
+import report
 from two_hosts import LAB, PAYLOAD
 
-ROOT = Path(__file__).resolve().parents[1]
-BIN = ROOT / "build-release/bin/job_bench"
+BIN = report.ROOT / "build-release/bin/job_bench"
 NET = "10.77.31"
 
 
@@ -118,9 +117,7 @@ def one_run(lab, links, size, port):
                 "GPUBRIDGE_SHARD_LINKS": str(links),
             }
             command = [lab.lab, "exec", host, "--", BIN, str(size)]
-            ranks.append(
-                subprocess.Popen(command, env=values, stdout=subprocess.PIPE, text=True)
-            )
+            ranks.append(subprocess.Popen(command, env=values, stdout=subprocess.PIPE, text=True))
         lines = []
         for process in ranks:
             out, _ = process.communicate(timeout=300)
@@ -142,7 +139,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lab", default=LAB)
     given = parser.parse_args()
-    size = given.mib << 20
+    about, size = report.machine(), given.mib << 20
     line = size * 8 / (given.rate * 1e6 * PAYLOAD)
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(given.lab, folder, given.links, given.rate, given.hosts)
@@ -160,6 +157,13 @@ def main():
     print(f"1 link {one:.3f} s, {one / line:.3f} of its line ({line:.3f} s)")
     print(f"{given.links} links {many:.3f} s, {many * given.links / line:.3f} of theirs")
     print(f"{times:.2f} times as fast")
+    bars = [
+        (f"{given.links} links", times, 3.6 if given.links == 4 else None, "times as fast"),
+        ("1 link", line / one, None, "of its line"),
+        (f"{given.links} links", line / (many * given.links), None, "of their lines"),
+    ]
+    title = f"all_reduce of {given.mib} MiB, cables of {given.rate:g} Mbit/s"
+    report.save("sharded_links", about, {"rounds": rows}, report.bars(title, bars))
 
 
 if __name__ == "__main__":

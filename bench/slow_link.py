@@ -7,7 +7,8 @@ that carries as many each way at once, measured in between.
 
 Two hosts with two ranks each, one island a host, joined by a cable of so many
 Mbit/s (the emulator of the project's lab, which needs root). Also prints what the
-two take one after the other, and the island's part of one call.
+two take one after the other, and the island's part of one call. Writes
+bench/results/slow_link.json and .svg.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import statistics
 import time
 
+import report
 from two_hosts import LAB, PAYLOAD, exchange, plain_socket, run_ranks
 
 COUNT = 4 << 20  # float32 elements: 16 MiB
@@ -74,6 +76,7 @@ def main():
     if given.rank:
         work()
         return
+    about = report.machine()
     rows = run_ranks(given.lab, "10.77.17", [f"rate={given.rate:g}mbit"], 2, __file__)
     # Each direction carries each tensor once.
     link = 2 * COUNT * 4 * 8 / (given.rate * 1e6 * PAYLOAD)
@@ -81,7 +84,13 @@ def main():
     print(f"the frames at the line's rate {link:.3f} s, one plain socket {raw:.3f} s")
     for name, took in (("both at once", both), ("one after the other", apart)):
         print(f"{name} {took:.3f} s: {took / raw:.3f} of the socket, {took / link:.3f} of the line")
-    print(json.dumps(rows))
+    bars = [
+        ("both at once", both / raw, 1.05, "of the socket"),
+        ("one after the other", apart / raw, None, "of the socket"),
+        ("both at once", both / link, None, "of the line"),
+    ]
+    title = f"Two all_reduces of 16 MiB over {given.rate:g} Mbit/s"
+    report.save("slow_link", about, {"link": link, "rows": rows}, report.bars(title, bars))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 torch_bench.py gloo SIZE...    torch's Gloo alone, as it comes
 torch_bench.py both SIZE...    backend gpubridge and Gloo in one job, in turns
+torch_bench.py all SIZE...     the same, the five main collectives at every size
 
 "wall_us" is the mean over the calls of a batch on rank 0, "cpu_us" user and
-system time of rank 0's process per call. `both` runs the two in turns, ROUNDS
-times a size, and prints each batch. Sums are checked."""
+system time of rank 0's process per call. `both` and `all` run the two in turns,
+ROUNDS times a size, and print each batch. Sums are checked."""
 
 import json
 import os
@@ -29,9 +30,8 @@ def calls_of(size):
     return 3 if size <= 16 << 20 else 1
 
 
-def batch(call, barrier, size):
+def batch(call, barrier, calls):
     """Mean wall and CPU microseconds of a call, on this rank."""
-    calls = calls_of(size)
     barrier()
     cpu = time.process_time()
     wall = time.perf_counter()
@@ -72,7 +72,7 @@ def run_gloo(sizes):
         assert tensor[0] == world and tensor[-1] == world
         tensor.zero_()
         call()
-        wall, cpu = batch(call, gloo_all_reduce(gloo, token), size)
+        wall, cpu = batch(call, gloo_all_reduce(gloo, token), calls_of(size))
         show(bytes=size, wall_us=wall, cpu_us=cpu)
 
 
@@ -84,11 +84,17 @@ def calls_to_compare(gloo, world, size):
     rows = list(whole.view(world, -1).unbind(0))
     options = dist.BroadcastOptions()
     options.rootRank = 0
+    onto = dist.ReduceOptions()
+    onto.rootRank = 0
     return {
         "all_reduce": (lambda: dist.all_reduce(tensor), gloo_all_reduce(gloo, tensor)),
         "broadcast": (
             lambda: dist.broadcast(tensor, 0),
             lambda: gloo.broadcast([tensor], options).wait(),
+        ),
+        "reduce": (
+            lambda: dist.reduce(tensor, 0),
+            lambda: gloo.reduce([tensor], onto).wait(),
         ),
         "all_gather_into_tensor": (
             lambda: dist.all_gather_into_tensor(whole, row),
@@ -101,17 +107,17 @@ def calls_to_compare(gloo, world, size):
     }
 
 
-def compare(name, ours, theirs, barrier, size):
+def compare(name, ours, theirs, barrier, size, calls):
     ours()
     theirs()
     for _ in range(ROUNDS):
         for who, call in (("gpubridge", ours), ("gloo", theirs)):
             call()
-            wall, cpu = batch(call, barrier, size)
+            wall, cpu = batch(call, barrier, calls)
             show(collective=name, who=who, bytes=size, wall_us=wall, cpu_us=cpu)
 
 
-def run_both(sizes):
+def run_both(sizes, every=False):
     import gpubridge  # noqa: F401 - registers the backend
 
     dist.init_process_group(backend="gpubridge")
@@ -123,11 +129,14 @@ def run_both(sizes):
     assert tensor[0] == tensor[-1] == world * (world - 1) / 2
     for size in sizes:
         for name, (ours, theirs) in calls_to_compare(gloo, world, size).items():
-            if name == "all_reduce" or size in (4, 65536, 1 << 20, 16 << 20):
-                compare(name, ours, theirs, dist.barrier, size)
+            if every:
+                compare(name, ours, theirs, dist.barrier, size, -(-calls_of(size) // 4))
+            elif name == "all_reduce" or size in (4, 65536, 1 << 20, 16 << 20):
+                compare(name, ours, theirs, dist.barrier, size, calls_of(size))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"gloo": run_gloo, "both": run_both}[sys.argv[1]]([int(n) for n in sys.argv[2:]])
+    programs = {"gloo": run_gloo, "both": run_both, "all": lambda sizes: run_both(sizes, True)}
+    programs[sys.argv[1]]([int(n) for n in sys.argv[2:]])

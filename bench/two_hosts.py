@@ -43,15 +43,34 @@ def exchange(peer, size):
     return time.perf_counter() - start
 
 
-def run_ranks(lab, net, shape, each, script, *args):
+def set_mtu(run, net, mtu):
+    """On the hosts' cards and on the ports of the bridge between them, which is the one
+    with the lab's own address."""
+    shown = json.loads(
+        subprocess.run(["ip", "-json", "addr"], check=True, capture_output=True, text=True).stdout
+    )
+    bridge = next(
+        link["ifname"]
+        for link in shown
+        if any(a.get("local") == f"{net}.1" for a in link["addr_info"])
+    )
+    for link in shown:
+        if link.get("master") == bridge:
+            subprocess.run(["ip", "link", "set", link["ifname"], "mtu", str(mtu)], check=True)
+    for host in ("nv0", "amd0"):
+        run("exec", host, "--", "ip", "link", "set", "eth0", "mtu", str(mtu))
+
+
+def run_ranks(lab, net, shape, each, script, *args, env=None, mtu=None):
     """Runs `script --rank ARGS` as `each` ranks on each of two hosts, one island a
-    host, joined by a cable of `shape`; returns the JSON lines that they print."""
+    host, joined by a cable of `shape`; returns the JSON lines that they print. `env`:
+    more variables for the ranks; `mtu`: of the cable."""
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "LAB_DIR": folder, "LAB_NET": net}
+        lab_env = {**os.environ, "LAB_DIR": folder, "LAB_NET": net}
 
         def run(*words):
             done = subprocess.run(
-                [lab, *words], env=env, check=True, capture_output=True, text=True
+                [lab, *words], env=lab_env, check=True, capture_output=True, text=True
             )
             return done.stdout
 
@@ -59,11 +78,14 @@ def run_ranks(lab, net, shape, each, script, *args):
         try:
             run("up", "nv0", "amd0")
             run("shape", "amd0", *shape)
+            if mtu:
+                set_mtu(run, net, mtu)
             address = run("addr", "nv0").strip()
             for rank in range(2 * each):
                 host = "nv0" if rank < each else "amd0"
                 values = {
-                    **env,
+                    **lab_env,
+                    **(env or {}),
                     "RANK": str(rank),
                     "WORLD_SIZE": str(2 * each),
                     "MASTER_ADDR": address,

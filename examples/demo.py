@@ -40,11 +40,11 @@ def make_data():
     return (images[:cut], labels[:cut]), (images[cut:], labels[cut:])
 
 
-def make_model():
+def make_model(seed):
     import torch
     from torch import nn
 
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
@@ -111,7 +111,7 @@ def show_bar(step, total, loss, rate):
         print(text, end=end, flush=True)
 
 
-def run_rank(result_path):
+def run_rank(result_path, seed):
     import gpubridge
     import torch
     import torch.distributed as dist
@@ -123,7 +123,7 @@ def run_rank(result_path):
     rank, world = topology.rank, topology.world_size
     if rank == 0:
         print_layout(topology)
-    model = DistributedDataParallel(make_model())
+    model = DistributedDataParallel(make_model(seed))
     steps = EPOCHS * (len(make_data()[0][1]) // BATCH)
     start = time.monotonic()
 
@@ -173,10 +173,7 @@ def print_layout(topology):
 
 def polyline(points, color, width=1.6):
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return (
-        f'<polyline fill="none" stroke="{color}" stroke-width="{width}" '
-        f'points="{path}"/>'
-    )
+    return f'<polyline fill="none" stroke="{color}" stroke-width="{width}" points="{path}"/>'
 
 
 def write_svg(path, losses, accuracies):
@@ -195,8 +192,7 @@ def write_svg(path, losses, accuracies):
         '<svg xmlns="http://www.w3.org/2000/svg" width="760" height="400" '
         'font-family="sans-serif" font-size="12">',
         '<rect width="760" height="400" fill="white"/>',
-        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" '
-        'fill="none" stroke="#888"/>',
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#888"/>',
         '<text x="370" y="22" text-anchor="middle" font-size="15">One job over an '
         "NVIDIA and an AMD island (simulated): handwritten digits</text>",
     ]
@@ -204,12 +200,10 @@ def write_svg(path, losses, accuracies):
         value = i / 5
         at = y(value, 1)
         parts += [
-            f'<line x1="{left}" x2="{left + width}" y1="{at:.1f}" y2="{at:.1f}" '
-            'stroke="#eee"/>',
+            f'<line x1="{left}" x2="{left + width}" y1="{at:.1f}" y2="{at:.1f}" stroke="#eee"/>',
             f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end" '
             f'fill="#c0392b">{value * most:.1f}</text>',
-            f'<text x="{left + width + 8}" y="{at + 4:.1f}" '
-            f'fill="#1f6fb2">{value:.0%}</text>',
+            f'<text x="{left + width + 8}" y="{at + 4:.1f}" fill="#1f6fb2">{value:.0%}</text>',
             f'<text x="{x(steps * value):.1f}" y="{top + height + 18}" '
             f'text-anchor="middle">{steps * value:.0f}</text>',
         ]
@@ -217,8 +211,7 @@ def write_svg(path, losses, accuracies):
         polyline([(x(i + 1), y(v, most)) for i, v in enumerate(losses)], "#c0392b"),
         polyline([(x(s), y(v, 1)) for s, v in accuracies], "#1f6fb2", 2.4),
         f'<text x="{left}" y="385" fill="#c0392b">loss (mean of all ranks)</text>',
-        f'<text x="{left + width}" y="385" text-anchor="end" fill="#1f6fb2">test '
-        "accuracy</text>",
+        f'<text x="{left + width}" y="385" text-anchor="end" fill="#1f6fb2">test accuracy</text>',
         f'<text x="{left + width / 2}" y="385" text-anchor="middle">step</text>',
         "</svg>",
     ]
@@ -234,7 +227,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def launch(result_path):
+def launch(result_path, seed):
     """Starts the four ranks and waits; ends all when one fails."""
     port = free_port()
     ranks = []
@@ -248,7 +241,7 @@ def launch(result_path):
             MASTER_PORT=str(port),
             GPUBRIDGE_VENDOR=vendor,
         )
-        command = [sys.executable, __file__, "--rank", str(result_path)]
+        command = [sys.executable, __file__, "--rank", str(result_path), "--seed", str(seed)]
         ranks.append(subprocess.Popen(command, env=env))
     codes = [None] * len(ranks)
     while None in codes:
@@ -261,11 +254,11 @@ def launch(result_path):
         time.sleep(0.05)
 
 
-def compare_with_one_process(result):
+def compare_with_one_process(result, seed):
     import torch
 
     torch.set_num_threads(1)
-    model = make_model()
+    model = make_model(seed)
     train(model, 0, 1, lambda loss: loss.item(), lambda step, loss: None)
     alone = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     return (alone - result["parameters"]).abs().max().item()
@@ -275,9 +268,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rank", metavar="RESULT", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="write the figures to this file too")
+    parser.add_argument("--seed", type=int, default=1, help="of the first parameters")
     args = parser.parse_args()
     if args.rank:
-        run_rank(args.rank)
+        run_rank(args.rank, args.seed)
         return
     import tempfile
 
@@ -285,9 +279,9 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.pt"
-        launch(path)
+        launch(path, args.seed)
         result = torch.load(path, weights_only=True)
-    difference = compare_with_one_process(result)
+    difference = compare_with_one_process(result, args.seed)
     final = result["accuracies"][-1][1]
     write_svg("demo-loss.svg", result["losses"], result["accuracies"])
     same = "identical" if result["same"] else "DIFFERENT"

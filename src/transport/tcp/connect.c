@@ -339,11 +339,6 @@ static void tune(setup *s, gbi_tcp_link *link, int fd) {
   bytes = sizeof link->congestion - 1;
   if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, link->congestion, &bytes))
     snprintf(link->congestion, sizeof link->congestion, "?");
-  /* With several connections unsent bytes must stay few, or the kernel's
-   * buffers take an equal share each at once and nothing is left to balance. */
-  int unsent = 512 << 10;
-  if (link->streams > 1)
-    setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
 }
 
 static void adopt(setup *s, attempt *a) {
@@ -354,6 +349,8 @@ static void adopt(setup *s, attempt *a) {
     gbi_address_text(&other, link->address);
   tune(s, link, a->fd);
   link->conns[a->stream].fd = a->fd;
+  if (link->streams > 1)
+    gbi_tcp_bound_unsent(&link->conns[a->stream], GBI_TCP_UNSENT_MAX);
   gbi_fork_closes(a->fd);
   a->fd = -1;
   p->up++;

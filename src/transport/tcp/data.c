@@ -26,7 +26,9 @@ enum {
   /* What is read behind a payload: the next header and a small message. */
   AHEAD_BYTES = 16384,
   /* Between two looks for peers that went silent. */
-  CHECK_MS = 500
+  CHECK_MS = 500,
+  /* Between two looks at a connection's rate, while it sends. */
+  RATE_MS = 50
 };
 
 static gbi_tcp *tcp(gbi_transport *transport) {
@@ -108,9 +110,33 @@ static void break_by_errno(gbi_tcp *t, gbi_tcp_link *link, int code) {
 
 /* ---- Sending ---- */
 
+void gbi_tcp_bound_unsent(gbi_tcp_conn *c, size_t bytes) {
+  int unsent = (int)bytes;
+  if (!setsockopt(c->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent,
+                  sizeof unsent))
+    c->unsent = bytes;
+}
+
+/* Without a bound the kernel's buffers take an equal share each at once and
+ * nothing is left to balance; with one that is wide for a slow connection, the
+ * others wait for its last bytes. */
+static void fit_unsent(gbi_tcp_conn *c) {
+  if (!c->unsent) return;
+  uint64_t now = gbi_now_ns();
+  if (now < c->next_rate_ns) return;
+  c->next_rate_ns = now + RATE_MS * GBI_NS_PER_MS;
+  uint64_t rate = gbi_socket_rate(c->fd);
+  if (!rate) return;
+  size_t bytes = GBI_MIN(rate * GBI_TCP_UNSENT_MS / 1000, GBI_TCP_UNSENT_MAX);
+  bytes = GBI_MAX(bytes, GBI_TCP_UNSENT_MIN);
+  if (bytes > c->unsent + c->unsent / 4 || bytes < c->unsent - c->unsent / 4)
+    gbi_tcp_bound_unsent(c, bytes);
+}
+
 static gbi_xfer *take_piece(gbi_tcp_link *link, gbi_tcp_conn *c) {
   gbi_xfer *xfer = link->send_head;
   if (!xfer) return NULL;
+  fit_unsent(c);
   size_t bytes = GBI_MIN(link->piece_bytes, xfer->bytes - xfer->posted);
   gbi_tcp_frame frame = {.stream = c->stream,
                          .tag = xfer->tag,

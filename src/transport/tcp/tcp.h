@@ -32,6 +32,12 @@
 #define GBI_TCP_BUFFER_MAX ((size_t)72 << 10)
 #define GBI_TCP_BUFFER_MIN ((size_t)4 << 10)
 #define GBI_TCP_BUFFERS_BYTES ((size_t)1 << 20) /* all of them, about */
+/* With several connections each holds about as much unsent as it sends in so
+ * many milliseconds, within these bounds: enough to be busy until its thread
+ * comes round again, little enough that all end a message together. */
+#define GBI_TCP_UNSENT_MS 15
+#define GBI_TCP_UNSENT_MIN ((size_t)32 << 10)
+#define GBI_TCP_UNSENT_MAX ((size_t)512 << 10)
 /* A lone connection has nothing to share out: a piece is a whole message. */
 #define GBI_TCP_PIECE_ALONE ((size_t)1 << 30)
 
@@ -57,6 +63,9 @@ typedef struct gbi_tcp_conn {
   bool eof;       /* the other side sends nothing any more */
   bool ready;     /* epoll said so; only where there are many connections */
   uint32_t armed; /* what epoll watches; 0: not in its set */
+
+  size_t unsent;         /* the kernel's bound in force; 0: none */
+  uint64_t next_rate_ns; /* when to look again whether it fits */
 
   /* The piece being sent, NULL: none. */
   gbi_xfer *out;
@@ -144,6 +153,8 @@ gb_status gbi_tcp_connect(gbi_transport *transport, const gbi_reader *addresses,
 void gbi_tcp_close_listeners(gbi_tcp *t);
 
 /* data.c */
+/* Bounds what the kernel holds of a connection unsent. */
+void gbi_tcp_bound_unsent(gbi_tcp_conn *c, size_t bytes);
 void gbi_tcp_post_send(gbi_transport *transport, int member, gbi_xfer *xfer);
 void gbi_tcp_post_recv(gbi_transport *transport, int member, gbi_xfer *xfer);
 unsigned gbi_tcp_progress(gbi_transport *transport);
