@@ -47,6 +47,7 @@ static const char default_sizes[] = "4,64,1K,16K,256K,1M,4M,16M,64M";
 typedef struct options {
   const char *islands, *links, *policies, *collectives, *sizes, *svg, *json;
   double chunk_bytes;
+  long shard_links;
 } options;
 
 typedef struct cell {
@@ -179,7 +180,8 @@ static int take_policy(simulation *s, const char *name) {
   if (s->policies_count == POLICIES_MAX)
     return refuse("more than %d policies", POLICIES_MAX);
   gbi_sim_policy_open(&s->policies[s->policies_count++], policy, s->topology,
-                      (uint64_t)s->given->chunk_bytes, 0);
+                      (uint64_t)s->given->chunk_bytes,
+                      (int)s->given->shard_links);
   return 0;
 }
 
@@ -471,6 +473,8 @@ static void usage(FILE *out) {
           "(default\n"
           "                      %s)\n"
           "  --chunk BYTES       GPUBRIDGE_CHUNK_BYTES (default 1M)\n"
+          "  --shard-links N     GPUBRIDGE_SHARD_LINKS (default 0: as many as "
+          "there can be)\n"
           "  --svg FILE          curves\n"
           "  --json FILE         the table\n",
           default_policies, default_collectives, default_sizes);
@@ -485,6 +489,7 @@ int tool_simulate(int argc, char **argv) {
       {"collectives", required_argument, NULL, 'c'},
       {"sizes", required_argument, NULL, 's'},
       {"chunk", required_argument, NULL, 'k'},
+      {"shard-links", required_argument, NULL, 'n'},
       {"svg", required_argument, NULL, 'g'},
       {"json", required_argument, NULL, 'j'},
       {"help", no_argument, NULL, 'h'},
@@ -503,6 +508,7 @@ int tool_simulate(int argc, char **argv) {
       case 'c': o.collectives = optarg; break;
       case 's': o.sizes = optarg; break;
       case 'k': o.chunk_bytes = size_of(optarg); break;
+      case 'n': o.shard_links = strtol(optarg, NULL, 10); break;
       case 'g': o.svg = optarg; break;
       case 'j': o.json = optarg; break;
       case 'h': usage(stdout); return 0;
@@ -510,7 +516,8 @@ int tool_simulate(int argc, char **argv) {
     }
   }
   if (optind < argc || !o.islands || !o.links || !(o.chunk_bytes >= 64) ||
-      o.chunk_bytes > 1 << 30 || (uint64_t)o.chunk_bytes % 8) {
+      o.chunk_bytes > 1 << 30 || o.shard_links < 0 ||
+      o.shard_links > RANKS_MAX || (uint64_t)o.chunk_bytes % 8) {
     usage(stderr);
     return EXIT_USAGE;
   }

@@ -63,6 +63,8 @@ static void lay_out(gbi_cost *c) {
   c->copies = take(c, hosts);
   c->sends = take(c, nics);
   c->receives = take(c, nics);
+  c->all_sends = take(c, hosts);
+  c->all_receives = take(c, hosts);
   c->fabrics = take(c, islands * hosts);
   c->staging = take(c, world);
   c->paths_out = take(c, islands);
@@ -176,11 +178,19 @@ static double wire_seconds(const gbi_cost *c, double bytes) {
   return frames * BITS / (c->links->hosts.nic_gbit_s * GIGA);
 }
 
-static void use_nic(gbi_cost *c, uint32_t kind, int rank, double bytes) {
+/* A host's NICs together: its own library spreads its traffic over them. */
+static void use_nics(gbi_cost *c, uint32_t host, bool sends, double bytes) {
+  use(c, (sends ? c->all_sends : c->all_receives) + host,
+      wire_seconds(c, bytes) / c->links->hosts.nics);
+}
+
+/* The one that a rank's connections go through. */
+static void use_nic(gbi_cost *c, int rank, bool sends, double bytes) {
   uint32_t nics = (uint32_t)c->links->hosts.nics;
   uint32_t host = (uint32_t)c->topology->host_of[rank];
-  use(c, kind + host * nics + (uint32_t)c->nic_of[rank],
-      wire_seconds(c, bytes));
+  uint32_t nic = host * nics + (uint32_t)c->nic_of[rank];
+  use(c, (sends ? c->sends : c->receives) + nic, wire_seconds(c, bytes));
+  if (nics > 1) use_nics(c, host, sends, bytes);
 }
 
 /* One way between two ranks. */
@@ -206,8 +216,8 @@ static void send(gbi_cost *c, int from, int to, double bytes, bool adds) {
   work(c, from, net);
   work(c, to, net);
   if (adds) copy(c, to, bytes);
-  use_nic(c, c->sends, from, bytes);
-  use_nic(c, c->receives, to, bytes);
+  use_nic(c, from, true, bytes);
+  use_nic(c, to, false, bytes);
   const gbi_link_bridge *bridge = &c->links->bridge;
   int a = t->island_of[from], b = t->island_of[to];
   if (a == b || !(bridge->gbit_s > 0)) return;
@@ -391,7 +401,6 @@ static void vendor(gbi_cost *c, const gbi_members *m, int island, int verb,
                    int root, int peer, double bytes) {
   const gbi_link_island *fabric = c->fabric[island];
   const gbi_topology *t = c->topology;
-  uint32_t nics = (uint32_t)c->links->hosts.nics;
   double n = m->count;
   if (m->count < 2) return;
   bool single = verb == GBI_DO_TRANSFER;
@@ -403,14 +412,13 @@ static void vendor(gbi_cost *c, const gbi_members *m, int island, int verb,
     uint32_t host = (uint32_t)t->host_of[m->leaders[h]];
     use(c, c->fabrics + (uint32_t)island * (uint32_t)t->hosts_count + host,
         passed / (fabric->gbytes_s * GIGA));
-    for (uint32_t k = 0; k < nics && crosses && !single; k++) {
-      use(c, c->sends + host * nics + k, wire_seconds(c, passed / nics));
-      use(c, c->receives + host * nics + k, wire_seconds(c, passed / nics));
-    }
+    if (!crosses || single) continue;
+    use_nics(c, host, true, passed);
+    use_nics(c, host, false, passed);
   }
   if (crosses && single) {
-    use_nic(c, c->sends, m->ranks[root], bytes);
-    use_nic(c, c->receives, m->ranks[peer], bytes);
+    use_nic(c, m->ranks[root], true, bytes);
+    use_nic(c, m->ranks[peer], false, bytes);
   }
   double hops = single ? 1 : ceil(log2(fmax(m->hosts, 2)));
   c->latency = (fabric->latency_us +
@@ -470,6 +478,11 @@ void gbi_cost_name(const gbi_cost *c, uint32_t resource, char *text,
     uint32_t at = resource - c->fabrics;
     snprintf(text, bytes, "fabric of %s on host %u",
              t->islands[at / hosts].label, at % hosts);
+  } else if (resource >= c->all_receives) {
+    snprintf(text, bytes, "nics of host %u, receiving",
+             resource - c->all_receives);
+  } else if (resource >= c->all_sends) {
+    snprintf(text, bytes, "nics of host %u, sending", resource - c->all_sends);
   } else if (resource >= c->receives) {
     name_nic(c, resource - c->receives, "receiving", text, bytes);
   } else if (resource >= c->sends) {

@@ -43,8 +43,8 @@ typedef struct gbi_cost {
   int *host_ranks; /* per host */
   const gbi_link_island **fabric; /* per island, NULL: host memory */
   /* Where each kind of resource begins. */
-  uint32_t cores, cpus, copies, sends, receives, fabrics, staging, paths_out,
-      paths_in, windows, resources;
+  uint32_t cores, cpus, copies, sends, receives, all_sends, all_receives,
+      fabrics, staging, paths_out, paths_in, windows, resources;
   /* The step at hand. */
   double *seconds; /* per resource */
   gbi_part *parts;

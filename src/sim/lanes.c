@@ -52,8 +52,8 @@ static bool lane_of_ranks(gbi_lanes *l, uint32_t at, gbi_lane_kind kind,
       kind == GBI_LANE_ISLAND && gbi_cost_has_fabric(l->cost, number);
   lane->serial = lane->to_the_end ||
                  (kind != GBI_LANE_BRIDGE && lane->members.hosts > 1);
-  if (kind == GBI_LANE_BRIDGE) lane->flying_most = BRIDGE_FLYING;
-  if (lane->serial) lane->flying_most = 1;
+  lane->in_order = kind == GBI_LANE_BRIDGE;
+  if (lane->in_order) lane->flying_most = BRIDGE_FLYING;
   return true;
 }
 

@@ -22,14 +22,22 @@ typedef enum gbi_lane_kind {
   GBI_LANE_MESH  /* the rank */
 } gbi_lane_kind;
 
+/* How far a step is: set up, its bytes on their way, all of them sent, over. */
+typedef enum gbi_step_state {
+  GBI_STEP_WAITS,
+  GBI_STEP_SET_UP,
+  GBI_STEP_MOVES,
+  GBI_STEP_SENT,
+  GBI_STEP_OVER
+} gbi_step_state;
+
 typedef struct gbi_lane_step {
   uint64_t bytes;
   double latency; /* set when it moves */
   int32_t root, peer;
   uint32_t needs; /* steps of this lane that must be over; mesh: the message's
                      number, then the place of its other end */
-  uint8_t verb;
-  bool over;
+  uint8_t verb, state;
 } gbi_lane_step;
 
 typedef struct gbi_lane {
@@ -40,9 +48,10 @@ typedef struct gbi_lane {
   gbi_lane_step *steps;
   uint32_t *pending; /* per step: gates that are shut */
   uint32_t count, capacity;
-  /* One step at a time; the next begins when the last byte was sent, or when
-   * the step is over. */
+  /* Steps may start together, but their bytes move one step after the other;
+   * the next one's when the last byte was sent, or when the step is over. */
   bool serial, to_the_end;
+  bool in_order; /* the same among steps that have a sender in common */
   uint32_t flying_most;
   uint32_t started, flying, ended; /* ended: all before it are over */
   uint32_t gate, gates_end;        /* those that wait for this lane */

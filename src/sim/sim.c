@@ -138,35 +138,79 @@ static uint32_t cost_of(run *r, const gbi_lane *lane, const gbi_lane_step *s) {
   }
 }
 
-/* The last byte was sent. */
-static void drained(run *r, uint64_t tag) {
-  uint32_t at = (uint32_t)(tag >> 32), place = (uint32_t)tag;
-  gbi_lane *lane = &r->lanes.lanes[at];
-  if (lane->serial && !lane->to_the_end) {
-    lane->flying--;
-    make_ready(r, at);
-  }
-  push(r, lane->steps[place].latency, tag, true);
+/* Whether member `i` sends in a step. */
+static bool sends(const gbi_lane_step *s, int i) {
+  if (s->verb == GBI_DO_ALL_REDUCE) return true;
+  return s->verb == GBI_DO_REDUCE ? i != s->root : i == s->root;
 }
 
-static void move(run *r, uint64_t tag) {
-  gbi_lane *lane = &r->lanes.lanes[tag >> 32];
-  gbi_lane_step *s = &lane->steps[(uint32_t)tag];
+/* A connection carries its messages in the order of their steps. */
+static bool share_sender(const gbi_lane *lane, const gbi_lane_step *a,
+                         const gbi_lane_step *b) {
+  if (lane->serial) return true;
+  for (int i = 0; i < lane->members.count; i++)
+    if (sends(a, i) && sends(b, i)) return true;
+  return false;
+}
+
+static bool held_up(const gbi_lane *lane, uint32_t place) {
+  gbi_step_state enough = lane->to_the_end ? GBI_STEP_OVER : GBI_STEP_SENT;
+  if (!lane->serial && !lane->in_order) return false;
+  for (uint32_t i = lane->ended; i < place; i++)
+    if (lane->steps[i].state < enough &&
+        share_sender(lane, &lane->steps[i], &lane->steps[place]))
+      return true;
+  return false;
+}
+
+static void sent(run *r, uint64_t tag);
+
+static void move(run *r, uint32_t at, uint32_t place) {
+  gbi_lane *lane = &r->lanes.lanes[at];
+  gbi_lane_step *s = &lane->steps[place];
   uint32_t parts = cost_of(r, lane, s);
   s->latency = r->cost->latency;
+  s->state = GBI_STEP_MOVES;
   if (!parts)
-    drained(r, tag);
-  else if (!gbi_fluid_begin(r->fluid, r->cost->parts, parts, tag))
+    sent(r, tag_of(at, place));
+  else if (!gbi_fluid_begin(r->fluid, r->cost->parts, parts,
+                            tag_of(at, place)))
     r->failed = true;
+}
+
+/* Steps that a step of their lane has held up. */
+static void move_on(run *r, uint32_t at) {
+  const gbi_lane *lane = &r->lanes.lanes[at];
+  if (!lane->serial && !lane->in_order) return;
+  for (uint32_t i = lane->ended; i < lane->started; i++)
+    if (lane->steps[i].state == GBI_STEP_SET_UP && !held_up(lane, i))
+      move(r, at, i);
+}
+
+/* The last byte is on its way. */
+static void sent(run *r, uint64_t tag) {
+  uint32_t at = (uint32_t)(tag >> 32);
+  gbi_lane_step *s = &r->lanes.lanes[at].steps[(uint32_t)tag];
+  s->state = GBI_STEP_SENT;
+  push(r, s->latency, tag, true);
+  move_on(r, at);
+}
+
+static void set_up(run *r, uint64_t tag) {
+  uint32_t at = (uint32_t)(tag >> 32), place = (uint32_t)tag;
+  gbi_lane *lane = &r->lanes.lanes[at];
+  lane->steps[place].state = GBI_STEP_SET_UP;
+  if (!held_up(lane, place)) move(r, at, place);
 }
 
 /* Gates open as their places are reached. */
 static void pass(run *r, uint32_t at, uint32_t place) {
   gbi_lanes *l = &r->lanes;
   gbi_lane *lane = &l->lanes[at];
-  lane->steps[place].over = true;
-  if (!lane->serial || lane->to_the_end) lane->flying--;
-  while (lane->ended < lane->count && lane->steps[lane->ended].over)
+  lane->steps[place].state = GBI_STEP_OVER;
+  lane->flying--;
+  while (lane->ended < lane->count &&
+         lane->steps[lane->ended].state == GBI_STEP_OVER)
     lane->ended++;
   for (; lane->gate < lane->gates_end; lane->gate++) {
     const gbi_gate *g = &l->gates[lane->gate];
@@ -175,6 +219,7 @@ static void pass(run *r, uint32_t at, uint32_t place) {
     make_ready(r, g->to_lane);
   }
   make_ready(r, at);
+  if (lane->to_the_end) move_on(r, at);
 }
 
 static void over(run *r, uint64_t tag) {
@@ -200,13 +245,13 @@ static void run_all(run *r) {
     gbi_fluid_advance(r->fluid, fmin(fmax(next - r->now, 0), wait));
     r->now = fmax(next, r->now);
     uint64_t tag;
-    while (gbi_fluid_ended(r->fluid, &tag)) drained(r, tag);
+    while (gbi_fluid_ended(r->fluid, &tag)) sent(r, tag);
     while (r->events_count && r->events[0].at <= r->now + MOMENT) {
       event e = pop(r);
       if (e.over)
         over(r, e.tag);
       else
-        move(r, e.tag);
+        set_up(r, e.tag);
     }
   }
 }
