@@ -5,9 +5,9 @@
  *   aligned_bench [--calls N] COLLECTIVE BYTES [COLLECTIVE BYTES ...]
  *
  * BYTES: of the larger buffer. One line of JSON per pair on rank 0, with the
- * microseconds of each call; the first ones warm up and are not printed. The
- * pause before a call is shorter than TCP's idle time, so that connections keep
- * their congestion windows. */
+ * microseconds of each call. Before those come as many as it takes to warm up,
+ * which are not printed: a connection that carries little at a time needs many
+ * round trips to find out what its path takes. */
 #include <gpubridge/gpubridge.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { CALLS_MAX = 64, WARM_UP = 10 };
+enum { CALLS_MAX = 64 };
 static const double PAUSE_US = 45000;
 
 static gb_job *job;
@@ -68,6 +68,12 @@ static gb_status call(const char *name, float *in, float *out, size_t bytes,
   exit(2);
 }
 
+/* At least ten, more of what is short. */
+static int warm_up_of(size_t bytes) {
+  size_t more = ((size_t)32 << 20) / bytes;
+  return 10 + (int)(more > 30 ? 30 : more);
+}
+
 static void bench(const char *name, size_t bytes, int calls) {
   gb_error error;
   double took[CALLS_MAX];
@@ -79,7 +85,7 @@ static void bench(const char *name, size_t bytes, int calls) {
   memset(in, 1, bytes); /* touched */
   memset(out, 1, bytes);
   double begin = largest(now_us()) + PAUSE_US;
-  for (int i = -WARM_UP; i < calls; i++) {
+  for (int i = -warm_up_of(bytes); i < calls; i++) {
     sleep_until(begin);
     must(call(name, in, out, bytes, &error), &error);
     double end = largest(now_us());

@@ -8,7 +8,9 @@ Mbit/s and so many ms one way (the emulator of the project's lab, which needs
 root). Every rank begins a call at one moment of one clock; what counts is the
 median, over the calls, of the time until the last rank is done. The first calls,
 in which TCP finds out what the cable carries, are outside the model and are not
-counted. Exits 1 when a cell is off by more than --within.
+counted. Sizes are measured in the order given: after large calls BBR paces small
+ones by what they ask for, which is outside the model too (docs/simulate.md).
+Exits 1 when a cell is off by more than --within.
 """
 
 import argparse
@@ -29,7 +31,7 @@ COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatte
 
 def work(calls, sizes):
     """What each rank becomes."""
-    pairs = [str(word) for name in COLLECTIVES for size in sizes for word in (name, size)]
+    pairs = [str(word) for size in sizes for name in COLLECTIVES for word in (name, size)]
     bench = BIN / "aligned_bench"
     os.execv(bench, [str(bench), "--calls", str(calls), *pairs])
 
@@ -39,7 +41,7 @@ def predict(links, policy, sizes):
         file, out = Path(folder) / "links.json", Path(folder) / "out.json"
         file.write_text(json.dumps(links))
         words = ["--islands", "nvidia:2,amd:2", "--links", file, "--policy", policy]
-        words += ["--sizes", ",".join(map(str, sizes)), "--json", out]
+        words += ["--sizes", ",".join(map(str, sorted(sizes))), "--json", out]
         done = subprocess.run([BIN / "gpubridge", "simulate", *words], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
@@ -52,7 +54,7 @@ def main():
     parser.add_argument("--rate", type=float, default=200, help="Mbit/s")
     parser.add_argument("--delay", type=float, default=20, help="ms one way")
     parser.add_argument("--policy", default="reduce-bridge-broadcast")
-    parser.add_argument("--calls", type=int, default=7)
+    parser.add_argument("--calls", type=int, default=9)
     parser.add_argument("--sizes", default="1048576,4194304,16777216")
     parser.add_argument("--within", type=float, default=0.2)
     parser.add_argument("--links", type=Path, default=ROOT / "docs/links/lab.json")

@@ -239,11 +239,12 @@ static void run_all(run *r) {
   for (;;) {
     start_ready(r);
     double wait = gbi_fluid_next(r->fluid);
-    double at = r->events_count ? r->events[0].at : INFINITY;
-    double next = fmin(r->now + wait, at);
-    if (r->failed || !isfinite(next)) return;
-    gbi_fluid_advance(r->fluid, fmin(fmax(next - r->now, 0), wait));
-    r->now = fmax(next, r->now);
+    double until = r->events_count ? r->events[0].at - r->now : INFINITY;
+    double step = fmax(fmin(wait, until), 0);
+    if (r->failed || !isfinite(step)) return;
+    /* By the step, not by the clock: it may be too short to be seen there. */
+    gbi_fluid_advance(r->fluid, step);
+    r->now += step;
     uint64_t tag;
     while (gbi_fluid_ended(r->fluid, &tag)) sent(r, tag);
     while (r->events_count && r->events[0].at <= r->now + MOMENT) {
