@@ -52,6 +52,7 @@ typedef struct gbi_lane {
    * the next one's when the last byte was sent, or when the step is over. */
   bool serial, to_the_end;
   bool in_order; /* the same among steps that have a sender in common */
+  double moves_since, busy; /* of a serial one, seconds */
   uint32_t flying_most;
   uint32_t started, flying, ended; /* ended: all before it are over */
   uint32_t gate, gates_end;        /* those that wait for this lane */

@@ -171,6 +171,7 @@ static void move(run *r, uint32_t at, uint32_t place) {
   uint32_t parts = cost_of(r, lane, s);
   s->latency = r->cost->latency;
   s->state = GBI_STEP_MOVES;
+  lane->moves_since = r->now;
   if (!parts)
     sent(r, tag_of(at, place));
   else if (!gbi_fluid_begin(r->fluid, r->cost->parts, parts,
@@ -190,8 +191,11 @@ static void move_on(run *r, uint32_t at) {
 /* The last byte is on its way. */
 static void sent(run *r, uint64_t tag) {
   uint32_t at = (uint32_t)(tag >> 32);
-  gbi_lane_step *s = &r->lanes.lanes[at].steps[(uint32_t)tag];
+  gbi_lane *lane = &r->lanes.lanes[at];
+  gbi_lane_step *s = &lane->steps[(uint32_t)tag];
   s->state = GBI_STEP_SENT;
+  if (lane->serial) lane->busy += r->now - lane->moves_since;
+  if (lane->to_the_end) lane->busy += s->latency;
   push(r, s->latency, tag, true);
   move_on(r, at);
 }
@@ -280,28 +284,52 @@ static gb_status explain(const run *r, uint32_t at, gb_error *error) {
                   lane->ended, lane->count, here);
 }
 
-static gb_status report(const run *r, gbi_sim_result *result,
-                        gb_error *error) {
-  if (r->failed)
-    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a simulation");
-  /* One that cannot start says more than one that others hold up. */
+/* The lane that is stuck, UINT32_MAX: none. One that cannot start says more
+ * than one that others hold up. */
+static uint32_t stuck_lane(const run *r) {
   uint32_t stuck = UINT32_MAX;
   for (uint32_t i = 0; i < r->lanes.count; i++) {
     const gbi_lane *lane = &r->lanes.lanes[i];
     if (lane->ended == lane->count) continue;
-    bool held = lane->started < lane->count && lane->pending[lane->started];
-    if (stuck == UINT32_MAX || held) stuck = i;
-    if (held) break;
+    if (lane->started < lane->count && lane->pending[lane->started]) return i;
+    if (stuck == UINT32_MAX) stuck = i;
   }
+  return stuck;
+}
+
+/* What was asked for most; where that is little, whose steps waited for each
+ * other instead. */
+static void find_busiest(const run *r, gbi_sim_result *result) {
+  uint32_t most = 0, longest = 0;
+  for (uint32_t i = 1; i < r->cost->resources; i++)
+    if (gbi_fluid_busy(r->fluid, i) > gbi_fluid_busy(r->fluid, most)) most = i;
+  for (uint32_t i = 1; i < r->lanes.count; i++)
+    if (r->lanes.lanes[i].busy > r->lanes.lanes[longest].busy) longest = i;
+  double busy = gbi_fluid_busy(r->fluid, most);
+  double one_by_one = r->lanes.lanes[longest].busy;
+  if (!(r->end > 0)) return;
+  if (busy < 0.5 * r->end && one_by_one > busy) {
+    char name[64];
+    gbi_lane_name(&r->lanes, longest, name, sizeof name);
+    snprintf(result->busiest, sizeof result->busiest, "steps of %s in a row",
+             name);
+    result->busy = one_by_one / r->end;
+    return;
+  }
+  gbi_cost_name(r->cost, most, result->busiest, sizeof result->busiest);
+  result->busy = busy / r->end;
+}
+
+static gb_status report(const run *r, gbi_sim_result *result,
+                        gb_error *error) {
+  if (r->failed)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a simulation");
+  uint32_t stuck = stuck_lane(r);
   if (stuck != UINT32_MAX) return explain(r, stuck, error);
   *result = (gbi_sim_result){.seconds = r->end,
                              .plan_steps = r->lanes.plan_steps,
                              .steps = r->steps};
-  uint32_t most = 0;
-  for (uint32_t i = 1; i < r->cost->resources; i++)
-    if (gbi_fluid_busy(r->fluid, i) > gbi_fluid_busy(r->fluid, most)) most = i;
-  gbi_cost_name(r->cost, most, result->busiest, sizeof result->busiest);
-  if (r->end > 0) result->busy = gbi_fluid_busy(r->fluid, most) / r->end;
+  find_busiest(r, result);
   return GB_OK;
 }
 

@@ -33,7 +33,8 @@ typedef struct gbi_sim_spec {
 
 typedef struct gbi_sim_result {
   double seconds; /* until the last rank is done */
-  /* The resource that was asked for most, and the part of the time it was. */
+  /* The resource that was asked for most, or the communicator whose steps had
+   * to follow each other, and the part of the time it was. */
   char busiest[96];
   double busy;
   uint64_t plan_steps; /* of all ranks */
