@@ -42,7 +42,9 @@ def predict(links, policy, sizes):
         file.write_text(json.dumps(links))
         words = ["--islands", "nvidia:2,amd:2", "--links", file, "--policy", policy]
         words += ["--sizes", ",".join(map(str, sorted(sizes))), "--json", out]
-        done = subprocess.run([BIN / "gpubridge", "simulate", *words], capture_output=True, text=True)
+        done = subprocess.run(
+            [BIN / "gpubridge", "simulate", *words], capture_output=True, text=True
+        )
         if done.returncode:
             raise SystemExit(done.stderr)
         cells = json.loads(out.read_text())["cells"]

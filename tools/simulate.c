@@ -193,8 +193,10 @@ static int take_collective(simulation *s, const char *name) {
     s->chosen[s->chosen_count++] = i;
     return 0;
   }
-  return refuse("there is no collective \"%s\". Known are %s, gather, scatter, "
-                "all_to_all", name, default_collectives);
+  return refuse(
+      "there is no collective \"%s\". Known are %s, gather, scatter, "
+      "all_to_all",
+      name, default_collectives);
 }
 
 /* "64K"; 0: it is not a size. */
@@ -205,17 +207,20 @@ static double size_of(const char *text) {
   const char *unit = *end ? strchr(units, *end) : NULL;
   if (end == text || (*end && (!unit || end[1]))) return 0;
   for (long n = unit ? unit - units + 1 : 0; n > 0; n--) size *= 1024;
-  bool whole = size >= ELEMENT_BYTES && size <= 1e12 &&
-               (double)(uint64_t)size >= size;
+  bool whole =
+      size >= ELEMENT_BYTES && size <= 1e12 && (double)(uint64_t)size >= size;
   return whole ? size : 0;
 }
 
 static int take_size(simulation *s, const char *text) {
   double size = size_of(text);
   if (!(size > 0) || (uint64_t)size % ELEMENT_BYTES)
-    return refuse("\"%s\" is not a size. Wanted: bytes, like 4, 64K or 1M, a "
-                  "multiple of %d", text, ELEMENT_BYTES);
-  if (s->sizes_count == SIZES_MAX) return refuse("more than %d sizes", SIZES_MAX);
+    return refuse(
+        "\"%s\" is not a size. Wanted: bytes, like 4, 64K or 1M, a "
+        "multiple of %d",
+        text, ELEMENT_BYTES);
+  if (s->sizes_count == SIZES_MAX)
+    return refuse("more than %d sizes", SIZES_MAX);
   if (s->sizes_count && size <= s->sizes[s->sizes_count - 1])
     return refuse("sizes must ascend: %s does not", text);
   s->sizes[s->sizes_count++] = size;
@@ -236,8 +241,8 @@ static double bus_bytes(int collective, double bytes, double world) {
 static bool call_of(const simulation *s, int collective, double bytes,
                     gbi_coll *coll) {
   uint64_t count = (uint64_t)bytes / ELEMENT_BYTES;
-  bool rooted = collective == 1 || collective == 2 || collective == 5 ||
-                collective == 6;
+  bool rooted =
+      collective == 1 || collective == 2 || collective == 5 || collective == 6;
   *coll = (gbi_coll){.op = (uint8_t)collectives[collective].op,
                      .dtype = GB_FLOAT32,
                      .redop = collectives[collective].reduces ? GB_SUM : 255,
@@ -275,8 +280,8 @@ static int run_cell(simulation *s, int k, int p, int size) {
   s->steps += c->result.steps;
   c->us = c->result.seconds * 1e6;
   if (c->us > 0)
-    c->bus_gbytes_s = bus_bytes(collective, s->sizes[size],
-                                s->topology->world) / c->us / 1e3;
+    c->bus_gbytes_s =
+        bus_bytes(collective, s->sizes[size], s->topology->world) / c->us / 1e3;
   return 0;
 }
 
@@ -308,8 +313,10 @@ static void print_head(const simulation *s) {
     else
       printf("on host memory (the links file has no such island)\n");
   }
-  printf("predicted time of a call and bus rate; * is the best, whose "
-         "bottleneck is named\n%-14s %10s", "collective", "bytes");
+  printf(
+      "predicted time of a call and bus rate; * is the best, whose "
+      "bottleneck is named\n%-14s %10s",
+      "collective", "bytes");
   for (int p = 0; p < s->policies_count; p++) {
     const char *name = s->policies[p].policy->name;
     printf("  %*s ", width_of(name), name);
@@ -447,11 +454,12 @@ static int simulate(simulation *s) {
   struct rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   if (s->left_out[0]) printf("left out (-), the last one: %s\n", s->left_out);
-  printf("%d ranks on %d hosts, %llu steps of all ranks' plans, %llu of "
-         "communicators, in %.1f s and %.0f MiB\n",
-         s->topology->world, s->topology->hosts_count,
-         (unsigned long long)s->plan_steps, (unsigned long long)s->steps,
-         now_s() - begin, (double)usage.ru_maxrss / 1024);
+  printf(
+      "%d ranks on %d hosts, %llu steps of all ranks' plans, %llu of "
+      "communicators, in %.1f s and %.0f MiB\n",
+      s->topology->world, s->topology->hosts_count,
+      (unsigned long long)s->plan_steps, (unsigned long long)s->steps,
+      now_s() - begin, (double)usage.ru_maxrss / 1024);
   code = write_file(s, o->json, put_json);
   return code ? code : write_file(s, o->svg, put_chart);
 }

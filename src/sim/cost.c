@@ -75,8 +75,7 @@ static void lay_out(gbi_cost *c) {
 static void place_ranks(gbi_cost *c) {
   const gbi_topology *t = c->topology;
   for (int r = 0; r < t->world; r++)
-    c->nic_of[r] =
-        c->host_ranks[t->host_of[r]]++ % (int)c->links->hosts.nics;
+    c->nic_of[r] = c->host_ranks[t->host_of[r]]++ % (int)c->links->hosts.nics;
   for (int i = 0; i < t->islands_count; i++)
     c->fabric[i] = gbi_links_island(c->links, t->islands[i].label);
 }
@@ -221,8 +220,8 @@ static void send(gbi_cost *c, int from, int to, double bytes, bool adds) {
   const gbi_link_bridge *bridge = &c->links->bridge;
   int a = t->island_of[from], b = t->island_of[to];
   if (a == b || !(bridge->gbit_s > 0)) return;
-  double path = wire_seconds(c, bytes) * c->links->hosts.nic_gbit_s /
-                bridge->gbit_s;
+  double path =
+      wire_seconds(c, bytes) * c->links->hosts.nic_gbit_s / bridge->gbit_s;
   use(c, c->paths_out + (uint32_t)a, path);
   use(c, c->paths_in + (uint32_t)b, path);
 }
@@ -243,9 +242,9 @@ static void all_reduce(gbi_cost *c, const int *ends, int n, double bytes) {
   double most_us = 0;
   for (int i = 1; i < n; i++)
     most_us = fmax(most_us, latency_us(c, ends[0], ends[i]));
-  bool whole = n == 2 ? bytes <= GBI_SIM_PAIR_BYTES ||
-                            2 * most_us > GBI_SIM_LONG_RTT_US
-                      : bytes <= GBI_SIM_SMALL_BYTES;
+  bool whole =
+      n == 2 ? bytes <= GBI_SIM_PAIR_BYTES || 2 * most_us > GBI_SIM_LONG_RTT_US
+             : bytes <= GBI_SIM_SMALL_BYTES;
   exchange(c, ends, n, whole ? bytes : bytes / n);
   if (whole) return;
   /* Sums come back from the owners of their segments. */
@@ -405,8 +404,7 @@ static void vendor(gbi_cost *c, const gbi_members *m, int island, int verb,
   if (m->count < 2) return;
   bool single = verb == GBI_DO_TRANSFER;
   double passed = verb == GBI_DO_ALL_REDUCE ? bytes * 2 * (n - 1) / n : bytes;
-  bool crosses =
-      single ? m->group[root] != m->group[peer] : m->hosts > 1;
+  bool crosses = single ? m->group[root] != m->group[peer] : m->hosts > 1;
   for (int h = 0; h < m->hosts; h++) {
     if (single && h != m->group[root] && h != m->group[peer]) continue;
     uint32_t host = (uint32_t)t->host_of[m->leaders[h]];
@@ -422,7 +420,8 @@ static void vendor(gbi_cost *c, const gbi_members *m, int island, int verb,
   }
   double hops = single ? 1 : ceil(log2(fmax(m->hosts, 2)));
   c->latency = (fabric->latency_us +
-                (crosses ? hops * c->links->hosts.nic_latency_us : 0)) / MEGA;
+                (crosses ? hops * c->links->hosts.nic_latency_us : 0)) /
+               MEGA;
 }
 
 uint32_t gbi_cost_island(gbi_cost *c, const gbi_members *m, int island,

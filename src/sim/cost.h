@@ -14,13 +14,13 @@
 
 /* Sizes at which the implementation changes its way; the test compares those
  * that a header has. */
-#define GBI_SIM_LOCAL_SMALL_BYTES 8192     /* ccl/host/local.h */
-#define GBI_SIM_LOCAL_SLOT_BYTES 131072    /* ccl/host/local.h */
-#define GBI_SIM_PAIR_BYTES 262144          /* bridge/step.h */
-#define GBI_SIM_SMALL_BYTES 16384          /* bridge/step.h */
-#define GBI_SIM_LONG_RTT_US 500            /* bridge/step.h */
-#define GBI_SIM_KEPT_BYTES 131072          /* ccl/host/across.c */
-#define GBI_SIM_DIRECT_BYTES 1048576       /* ccl/host/across.c */
+#define GBI_SIM_LOCAL_SMALL_BYTES 8192  /* ccl/host/local.h */
+#define GBI_SIM_LOCAL_SLOT_BYTES 131072 /* ccl/host/local.h */
+#define GBI_SIM_PAIR_BYTES 262144       /* bridge/step.h */
+#define GBI_SIM_SMALL_BYTES 16384       /* bridge/step.h */
+#define GBI_SIM_LONG_RTT_US 500         /* bridge/step.h */
+#define GBI_SIM_KEPT_BYTES 131072       /* ccl/host/across.c */
+#define GBI_SIM_DIRECT_BYTES 1048576    /* ccl/host/across.c */
 
 /* The members of a communicator, and how they lie on hosts. */
 typedef struct gbi_members {
@@ -39,8 +39,8 @@ typedef struct gbi_cost {
   const gbi_topology *topology;
   const gbi_links *links;
   int links_count;
-  int *nic_of;     /* per rank */
-  int *host_ranks; /* per host */
+  int *nic_of;                    /* per rank */
+  int *host_ranks;                /* per host */
   const gbi_link_island **fabric; /* per island, NULL: host memory */
   /* Where each kind of resource begins. */
   uint32_t cores, cpus, copies, sends, receives, all_sends, all_receives,
@@ -49,7 +49,7 @@ typedef struct gbi_cost {
   double *seconds; /* per resource */
   gbi_part *parts;
   uint32_t *touched, touched_count;
-  double *sent; /* per end of a meeting */
+  double *sent;   /* per end of a meeting */
   double latency; /* until the last byte is there, after it was sent */
 } gbi_cost;
 

@@ -44,14 +44,14 @@ void gbi_lane_name(const gbi_lanes *l, uint32_t lane, char *text,
 static bool lane_of_ranks(gbi_lanes *l, uint32_t at, gbi_lane_kind kind,
                           int number, const int *ranks, int count) {
   gbi_lane *lane = &l->lanes[at];
-  *lane = (gbi_lane){.kind = kind, .number = number,
-                     .flying_most = STEPS_FLYING};
+  *lane =
+      (gbi_lane){.kind = kind, .number = number, .flying_most = STEPS_FLYING};
   if (!gbi_members_init(&lane->members, l->spec->topology, ranks, count))
     return false;
   lane->to_the_end =
       kind == GBI_LANE_ISLAND && gbi_cost_has_fabric(l->cost, number);
-  lane->serial = lane->to_the_end ||
-                 (kind != GBI_LANE_BRIDGE && lane->members.hosts > 1);
+  lane->serial =
+      lane->to_the_end || (kind != GBI_LANE_BRIDGE && lane->members.hosts > 1);
   lane->in_order = kind == GBI_LANE_BRIDGE;
   if (lane->in_order) lane->flying_most = BRIDGE_FLYING;
   return true;
@@ -73,8 +73,8 @@ static int *lists_of_ranks(const gbi_sim_spec *spec) {
   return ranks;
 }
 
-gb_status gbi_lanes_open(const gbi_sim_spec *spec, gbi_cost *cost,
-                         gbi_lanes *l, gb_error *error) {
+gb_status gbi_lanes_open(const gbi_sim_spec *spec, gbi_cost *cost, gbi_lanes *l,
+                         gb_error *error) {
   const gbi_topology *t = spec->topology;
   *l = (gbi_lanes){.spec = spec, .cost = cost};
   uint32_t count = mesh_lane(l, t->world);
@@ -90,10 +90,10 @@ gb_status gbi_lanes_open(const gbi_sim_spec *spec, gbi_cost *cost,
   for (int j = 0; j < spec->bridges && made; j++)
     made = lane_of_ranks(l, bridge_lane(l, j), GBI_LANE_BRIDGE, j,
                          l->ranks + (size_t)j * (size_t)islands, islands);
-  made = made && lane_of_ranks(
-                     l, world_lane(l), GBI_LANE_WORLD, 0,
-                     l->ranks + (size_t)spec->bridges * (size_t)islands,
-                     t->world);
+  made =
+      made && lane_of_ranks(l, world_lane(l), GBI_LANE_WORLD, 0,
+                            l->ranks + (size_t)spec->bridges * (size_t)islands,
+                            t->world);
   for (int r = 0; r < t->world; r++) {
     l->lanes[rank_lane(l, r)] = (gbi_lane){
         .kind = GBI_LANE_RANK, .number = r, .serial = true, .flying_most = 1};
@@ -317,7 +317,11 @@ static void list_ends(const gbi_lanes *l, end *ends) {
       const gbi_lane_step *s = &lane->steps[p];
       bool sends = s->verb == GBI_DO_SEND;
       *ends++ = (end){sends ? lane->number : s->peer,
-                      sends ? s->peer : lane->number, s->needs, i, p, s->bytes};
+                      sends ? s->peer : lane->number,
+                      s->needs,
+                      i,
+                      p,
+                      s->bytes};
     }
   }
 }

@@ -30,8 +30,8 @@ typedef struct key {
   bool whole;
 } key;
 
-#define AT(type, name, least, most, whole)                                     \
-  {#name, offsetof(type, name), least, most, whole}
+#define AT(type, name, least, most, whole) \
+  { #name, offsetof(type, name), least, most, whole }
 
 static const key host_keys[] = {
     AT(gbi_link_hosts, ranks, 1, 65536, true),
@@ -93,7 +93,9 @@ static gb_status refuse(const file *f, const char *format, ...) {
                   what);
 }
 
-static int length(const jsmntok_t *t) { return t->end - t->start; }
+static int length(const jsmntok_t *t) {
+  return t->end - t->start;
+}
 
 static bool is_text(const file *f, const jsmntok_t *t, const char *text) {
   return t->type == JSMN_STRING && length(t) == (int)strlen(text) &&
@@ -106,7 +108,9 @@ static bool same(const file *f, const jsmntok_t *a, const jsmntok_t *b) {
 }
 
 /* What is printed of a key that somebody else wrote. */
-static int shown(const jsmntok_t *t) { return GBI_MIN(length(t), 60); }
+static int shown(const jsmntok_t *t) {
+  return GBI_MIN(length(t), 60);
+}
 
 /* The next child of token `parent` after token `after`, -1: no more. */
 static int next_child(const file *f, int parent, int after) {
@@ -115,7 +119,8 @@ static int next_child(const file *f, int parent, int after) {
   return -1;
 }
 
-/* An object whose members all have a key, a value, and no second of the name. */
+/* An object whose members all have a key, a value, and no second of the name.
+ */
 static gb_status check_object(const file *f, int at, const char *what) {
   const jsmntok_t *t = f->tokens;
   if (t[at].type != JSMN_OBJECT)
@@ -242,8 +247,9 @@ static gb_status read_tree(const file *f, gbi_links *links) {
         !read_double(f, &f->tokens[i + 1], &format))
       format = 0;
   if (format != 1)
-    return refuse(f, "it is not a links file of format 1 "
-                     "(\"gpubridge_links\": 1 is missing)");
+    return refuse(f,
+                  "it is not a links file of format 1 "
+                  "(\"gpubridge_links\": 1 is missing)");
   for (int i = next_child(f, 0, 0); i >= 0; i = next_child(f, 0, i))
     GBI_TRY(read_top(f, i, links));
   return GB_OK;
@@ -262,8 +268,8 @@ gb_status gbi_links_parse(const char *json, size_t bytes, const char *path,
   jsmn_init(&parser);
   f.tokens = tokens;
   f.count = jsmn_parse(&parser, json, bytes, tokens, TOKENS_MAX);
-  gb_status status = f.count > 0 ? read_tree(&f, links)
-                                 : refuse(&f, "it is not JSON");
+  gb_status status =
+      f.count > 0 ? read_tree(&f, links) : refuse(&f, "it is not JSON");
   free(tokens);
   if (status != GB_OK) gbi_links_default(links);
   return status;

@@ -14,9 +14,9 @@
 typedef struct gbi_link_hosts {
   double ranks; /* on each host, where --islands names no hosts */
   double cores;
-  double core_gbytes_s; /* one core copies, or adds up */
-  double net_gbytes_s;  /* one core sends or receives over TCP */
-  double copy_gbytes_s; /* all cores of a host together */
+  double core_gbytes_s;    /* one core copies, or adds up */
+  double net_gbytes_s;     /* one core sends or receives over TCP */
+  double copy_gbytes_s;    /* all cores of a host together */
   double nics, nic_gbit_s; /* each way at once */
   double nic_latency_us;   /* one way, between any two hosts */
   double mtu;

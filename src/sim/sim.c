@@ -174,8 +174,7 @@ static void move(run *r, uint32_t at, uint32_t place) {
   lane->moves_since = r->now;
   if (!parts)
     sent(r, tag_of(at, place));
-  else if (!gbi_fluid_begin(r->fluid, r->cost->parts, parts,
-                            tag_of(at, place)))
+  else if (!gbi_fluid_begin(r->fluid, r->cost->parts, parts, tag_of(at, place)))
     r->failed = true;
 }
 
@@ -320,21 +319,19 @@ static void find_busiest(const run *r, gbi_sim_result *result) {
   result->busy = busy / r->end;
 }
 
-static gb_status report(const run *r, gbi_sim_result *result,
-                        gb_error *error) {
+static gb_status report(const run *r, gbi_sim_result *result, gb_error *error) {
   if (r->failed)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for a simulation");
   uint32_t stuck = stuck_lane(r);
   if (stuck != UINT32_MAX) return explain(r, stuck, error);
-  *result = (gbi_sim_result){.seconds = r->end,
-                             .plan_steps = r->lanes.plan_steps,
-                             .steps = r->steps};
+  *result = (gbi_sim_result){
+      .seconds = r->end, .plan_steps = r->lanes.plan_steps, .steps = r->steps};
   find_busiest(r, result);
   return GB_OK;
 }
 
-static gb_status prepare(run *r, const gbi_sim_spec *spec,
-                         const gbi_coll *coll, gb_error *error) {
+static gb_status prepare(run *r, const gbi_sim_spec *spec, const gbi_coll *coll,
+                         gb_error *error) {
   GBI_TRY(gbi_cost_open(spec->topology, spec->links, spec->bridges, &r->cost,
                         error));
   GBI_TRY(gbi_lanes_open(spec, r->cost, &r->lanes, error));
@@ -369,12 +366,11 @@ void gbi_sim_policy_open(gbi_sim_policy *made, const gbi_policy_ops *policy,
                          const gbi_topology *topology, uint64_t chunk_bytes,
                          int links_most) {
   int links = gbi_policy_links(policy, NULL, topology, links_most);
-  *made = (gbi_sim_policy){
-      .policy = policy,
-      .env = {.topology = topology,
-              .chunk_bytes = gbi_policy_chunk_bytes(topology, chunk_bytes,
-                                                    links),
-              .links = links}};
+  *made = (gbi_sim_policy){.policy = policy,
+                           .env = {.topology = topology,
+                                   .chunk_bytes = gbi_policy_chunk_bytes(
+                                       topology, chunk_bytes, links),
+                                   .links = links}};
 }
 
 gb_status gbi_sim_policy_plan(void *arg, int rank, const gbi_coll *coll,

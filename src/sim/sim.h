@@ -16,7 +16,7 @@
 #include "policy/policy.h"
 #include "sim/links.h"
 
-/* More steps of all ranks together than this are refused: hours, not minutes. */
+/* More steps of all ranks together are refused: hours, not minutes. */
 #define GBI_SIM_STEPS_MAX (UINT64_C(1) << 26)
 
 /* One rank's plan; the simulation frees it. */

@@ -90,7 +90,7 @@ static gbi_links ideal(void) {
   links.hosts.core_gbytes_s = links.hosts.net_gbytes_s = 1e5;
   links.hosts.copy_gbytes_s = 1e6;
   links.hosts.cores = 1000;
-  links.hosts.nic_gbit_s = 8;      /* 1 GB/s */
+  links.hosts.nic_gbit_s = 8; /* 1 GB/s */
   links.hosts.nic_latency_us = 1000;
   links.overhead_us = 1e-3;
   return links;
@@ -108,8 +108,10 @@ static gb_status run(const gbi_topology *t, const gbi_links *links,
   gbi_sim_spec spec = {t, links, made.env.links, gbi_sim_policy_plan, &made};
   bool reduces = op == GBI_OP_ALL_REDUCE || op == GBI_OP_REDUCE ||
                  op == GBI_OP_REDUCE_SCATTER;
-  gbi_coll coll = {.op = (uint8_t)op, .dtype = GB_FLOAT32,
-                   .redop = reduces ? GB_SUM : 255, .root = root,
+  gbi_coll coll = {.op = (uint8_t)op,
+                   .dtype = GB_FLOAT32,
+                   .redop = reduces ? GB_SUM : 255,
+                   .root = root,
                    .count = count};
   return gbi_sim_run(&spec, &coll, result, error);
 }
@@ -170,10 +172,10 @@ GB_TEST(sim, three_and_one_broadcast) {
   double island = bytes / 1e9 + 131072 / 1e9; /* and the last piece again */
   /* In one chunk the two parts follow each other, whichever is first: the
    * plan's bridge step waits for the spread at home. */
-  near(seconds(t, &links, RBB, GBI_OP_BROADCAST, 0, MIB),
-       1e-3 + wire + island, 1e-2);
-  near(seconds(t, &links, RBB, GBI_OP_BROADCAST, 3, MIB),
-       1e-3 + wire + island, 1e-2);
+  near(seconds(t, &links, RBB, GBI_OP_BROADCAST, 0, MIB), 1e-3 + wire + island,
+       1e-2);
+  near(seconds(t, &links, RBB, GBI_OP_BROADCAST, 3, MIB), 1e-3 + wire + island,
+       1e-2);
   /* In many they overlap. */
   near(seconds(t, &links, RBB, GBI_OP_BROADCAST, 3, 64 * MIB),
        1e-3 + 64 * wire + island, 1e-2);
@@ -202,14 +204,17 @@ GB_TEST(sim, the_bottleneck_is_named) {
   gbi_topology *t = world_of("nnaa", 2);
   gbi_links links = ideal();
   gbi_sim_result result;
-  GB_CHECK_OK(run(t, &links, RBB, GBI_OP_BROADCAST, 0, 64 * MIB, &result, NULL));
+  GB_CHECK_OK(
+      run(t, &links, RBB, GBI_OP_BROADCAST, 0, 64 * MIB, &result, NULL));
   GB_CHECK_TEXT(result.busiest, "nic 0 of host 0, sending");
   GB_CHECK(result.busy > 0.95 && result.busy <= 1.001);
   links.bridge = (gbi_link_bridge){.gbit_s = 1, .latency_us = 10};
-  GB_CHECK_OK(run(t, &links, RBB, GBI_OP_BROADCAST, 0, 64 * MIB, &result, NULL));
+  GB_CHECK_OK(
+      run(t, &links, RBB, GBI_OP_BROADCAST, 0, 64 * MIB, &result, NULL));
   GB_CHECK_TEXT(result.busiest, "bridge out of island nvidia");
   links.bridge = (gbi_link_bridge){.latency_us = 1e4, .window_mbytes = 1};
-  GB_CHECK_OK(run(t, &links, RBB, GBI_OP_BROADCAST, 0, 64 * MIB, &result, NULL));
+  GB_CHECK_OK(
+      run(t, &links, RBB, GBI_OP_BROADCAST, 0, 64 * MIB, &result, NULL));
   GB_CHECK_TEXT(result.busiest, "window of link 0");
   /* A window of a MB a round trip of 22 ms. */
   near(result.seconds, 64 * 1.048576 * 0.022, 0.05);
@@ -230,17 +235,17 @@ GB_TEST(sim, the_bottleneck_is_named) {
 static const struct {
   const char *letters;
   int each;
-} layouts[] = {{"nnaa", 4}, {"nana", 4}, {"nnna", 2}, {"naaa", 1},
-               {"na", 1}, {"nnnnaaaa", 4}, {"nnnn", 2}, {"n", 1},
-               {"nnaabb", 2}, {"nabnabnab", 3}, {"nnnnaaaa", 1},
-               {"nannaabannba", 5}};
+} layouts[] = {{"nnaa", 4},      {"nana", 4},     {"nnna", 2},
+               {"naaa", 1},      {"na", 1},       {"nnnnaaaa", 4},
+               {"nnnn", 2},      {"n", 1},        {"nnaabb", 2},
+               {"nabnabnab", 3}, {"nnnnaaaa", 1}, {"nannaabannba", 5}};
 static const gbi_policy_ops *const policies[] = {
     &gbi_policy_reduce_bridge_broadcast, &gbi_policy_sharded_bridge,
     &gbi_policy_native_only, &gbi_policy_flat, &gbi_policy_auto_tuned};
-static const int ops[] = {GBI_OP_ALL_REDUCE, GBI_OP_BROADCAST, GBI_OP_REDUCE,
-                          GBI_OP_ALL_GATHER, GBI_OP_REDUCE_SCATTER,
-                          GBI_OP_GATHER, GBI_OP_SCATTER, GBI_OP_ALL_TO_ALL,
-                          GBI_OP_BARRIER};
+static const int ops[] = {
+    GBI_OP_ALL_REDUCE, GBI_OP_BROADCAST,      GBI_OP_REDUCE,
+    GBI_OP_ALL_GATHER, GBI_OP_REDUCE_SCATTER, GBI_OP_GATHER,
+    GBI_OP_SCATTER,    GBI_OP_ALL_TO_ALL,     GBI_OP_BARRIER};
 
 static int root_of(int op, int world) {
   bool rooted = op == GBI_OP_BROADCAST || op == GBI_OP_REDUCE ||
@@ -271,10 +276,10 @@ GB_TEST(sim, every_plan_ends_and_more_bandwidth_is_not_slower) {
           if (!policies[p]->fits(t)) continue;
           if (ops[o] == GBI_OP_BARRIER && counts[c]) continue;
           int root = root_of(ops[o], t->world);
-          double slow = seconds(t, &links, policies[p], ops[o], root,
-                                counts[c]);
-          double fast = seconds(t, &faster, policies[p], ops[o], root,
-                                counts[c]);
+          double slow =
+              seconds(t, &links, policies[p], ops[o], root, counts[c]);
+          double fast =
+              seconds(t, &faster, policies[p], ops[o], root, counts[c]);
           GB_CHECK(fast <= slow * 1.02 + 1e-9);
           ended++;
         }
@@ -310,13 +315,22 @@ GB_TEST(sim, sizes_are_those_of_the_implementation) {
 
 /* ---- plans that are wrong ---- */
 
-typedef enum fault { LOCKS, DIFFERS, LACKS, NO_MEMBER, NO_LINK, FAR, ALONE }
-    fault;
+typedef enum fault {
+  LOCKS,
+  DIFFERS,
+  LACKS,
+  NO_MEMBER,
+  NO_LINK,
+  FAR,
+  ALONE
+} fault;
 
 static void add(gbi_plan *plan, int resource, int verb, int root, uint32_t from,
                 uint32_t deps) {
-  gbi_step step = {.resource = (uint8_t)resource, .verb = (uint8_t)verb,
-                   .root = root, .count = 10};
+  gbi_step step = {.resource = (uint8_t)resource,
+                   .verb = (uint8_t)verb,
+                   .root = root,
+                   .count = 10};
   step.deps[0].from = from;
   step.deps[0].count = deps;
   gbi_plan_add(plan, &step);
@@ -334,8 +348,7 @@ static gb_status wrong_plan(void *arg, int rank, const gbi_coll *coll,
     add(plan, GBI_ON_BRIDGE, GBI_DO_BROADCAST, 1, late ? 1 : 0, late);
   if (rank == 1 && which == NO_LINK)
     add(plan, GBI_ON_BRIDGE, GBI_DO_BROADCAST, 0, 0, 0);
-  if (which == ALONE && rank == 1)
-    add(plan, GBI_ON_MESH, GBI_DO_SEND, 0, 0, 0);
+  if (which == ALONE && rank == 1) add(plan, GBI_ON_MESH, GBI_DO_SEND, 0, 0, 0);
   int root = which == NO_MEMBER ? 7 : which == DIFFERS && rank == 1;
   if (which != LACKS || rank != 1) {
     bool waits = which == LOCKS && rank == 1;
@@ -365,8 +378,8 @@ GB_TEST(sim, wrong_plans_are_told) {
   gbi_topology *t = world_of("nnaa", 2);
   gbi_links links;
   gbi_links_default(&links);
-  gbi_coll coll = {.op = GBI_OP_BROADCAST, .dtype = GB_FLOAT32, .redop = 255,
-                   .count = 10};
+  gbi_coll coll = {
+      .op = GBI_OP_BROADCAST, .dtype = GB_FLOAT32, .redop = 255, .count = 10};
   for (size_t i = 0; i < GBI_COUNT(wrong); i++) {
     fault which = wrong[i].which;
     gbi_sim_spec spec = {t, &links, 1, wrong_plan, &which};
@@ -389,12 +402,12 @@ GB_TEST(links, says_what_is_read) {
   gb_error error;
   GB_CHECK_OK(parse("{\"gpubridge_links\": 1}", &links, &error));
   GB_CHECK_INT(links.hosts.ranks, 8);
-  GB_CHECK_OK(parse(
-      "{\"about\": \"a \\\"test\\\"\", \"gpubridge_links\": 1,"
-      "\"hosts\": {\"ranks\": 4, \"nic_gbit_s\": 2e2, \"mtu\": 9000},"
-      "\"islands\": {\"amd\": {\"gbytes_s\": 250, \"latency_us\": 0.5}},"
-      "\"bridge\": {\"gbit_s\": 0.1}, \"overhead_us\": 7}",
-      &links, &error));
+  GB_CHECK_OK(
+      parse("{\"about\": \"a \\\"test\\\"\", \"gpubridge_links\": 1,"
+            "\"hosts\": {\"ranks\": 4, \"nic_gbit_s\": 2e2, \"mtu\": 9000},"
+            "\"islands\": {\"amd\": {\"gbytes_s\": 250, \"latency_us\": 0.5}},"
+            "\"bridge\": {\"gbit_s\": 0.1}, \"overhead_us\": 7}",
+            &links, &error));
   GB_CHECK_INT(links.hosts.ranks, 4);
   near(links.hosts.nic_gbit_s, 200, 1e-9);
   near(links.bridge.gbit_s, 0.1, 1e-9);
@@ -422,7 +435,8 @@ GB_TEST(links, hostile_files_are_refused) {
       {TOP "\"host\": {}}", "no key \"host\". Known are gpubridge_links"},
       {TOP "\"hosts\": 4}", "must be an object"},
       {TOP "\"hosts\": {\"rank\": 4}}", "hosts. has no key \"rank\". Known"},
-      {TOP "\"hosts\": {\"ranks\": 0}}", "hosts.ranks is 0. It must be a whole"},
+      {TOP "\"hosts\": {\"ranks\": 0}}",
+       "hosts.ranks is 0. It must be a whole"},
       {TOP "\"hosts\": {\"ranks\": 2.5}}", "whole number from 1 to 65536"},
       {TOP "\"hosts\": {\"ranks\": -1}}", "hosts.ranks is -1"},
       {TOP "\"hosts\": {\"nics\": 1e9}}", "hosts.nics is 1e9"},
@@ -485,8 +499,8 @@ GB_TEST(links, long_files_and_many_islands_are_refused) {
 
 /* Cut and changed at every byte: an error or not, but never a crash. */
 GB_TEST(links, mangled_files_do_no_harm) {
-  static const char good[] =
-      TOP "\"hosts\": {\"ranks\": 4}, \"islands\": {\"a\": "
+  static const char good[] = TOP
+      "\"hosts\": {\"ranks\": 4}, \"islands\": {\"a\": "
       "{\"gbytes_s\": 25}}, \"bridge\": {\"gbit_s\": 1}}";
   static const char puts[] = "{}[]\",:0-e\\\x01\xff";
   gbi_links links;
@@ -530,8 +544,9 @@ GB_TEST(sim, two_thousand_ranks_fit_in_little_memory, .timeout_ms = 240000) {
   }
   gbi_sim_result result;
   gb_error error;
-  GB_CHECK_INT(run(t, &links, &gbi_policy_flat, GBI_OP_ALL_REDUCE, -1,
-                   MIB / 16, &result, &error), GB_ERR_ARGUMENT);
+  GB_CHECK_INT(run(t, &links, &gbi_policy_flat, GBI_OP_ALL_REDUCE, -1, MIB / 16,
+                   &result, &error),
+               GB_ERR_ARGUMENT);
   GB_CHECK_TEXT(error.text, "more than a simulation takes");
   struct rusage usage;
   getrusage(RUSAGE_SELF, &usage);

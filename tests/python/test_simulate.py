@@ -45,9 +45,7 @@ def test_every_example_file(tmp_path):
 
 def test_the_table_is_what_the_file_says(tmp_path):
     links = tmp_path / "links.json"
-    links.write_text(
-        json.dumps({"gpubridge_links": 1, "hosts": {"ranks": 1, "nic_gbit_s": 1}})
-    )
+    links.write_text(json.dumps({"gpubridge_links": 1, "hosts": {"ranks": 1, "nic_gbit_s": 1}}))
     common = ("--islands", "nvidia:1,amd:1", "--links", links, "--sizes", "1M,64M")
     cells = cells_of(tmp_path, *common)
     assert {key[0] for key in cells} == set(FIVE)
