@@ -11,6 +11,7 @@ static const struct {
     {"run", tool_run, "start one process per rank on this machine"},
     {"check", tool_check, "run every collective, type and reduction, exact"},
     {"tune", tool_tune, "measure the policies, write a thresholds file"},
+    {"simulate", tool_simulate, "predict times on hosts that are not here"},
     {"probe", tool_probe, "show what this machine has"},
     {"config", tool_config, "show every setting and its value in force"},
 };

@@ -47,7 +47,7 @@ typedef struct launch {
 
 /* ---- islands ---- */
 
-static int parse_one(const char *at, size_t bytes, tool_rank *rank) {
+static int parse_one(const char *at, size_t bytes, int max, tool_rank *rank) {
   char text[160];
   if (bytes >= sizeof text) return -1;
   memcpy(text, at, bytes);
@@ -57,7 +57,7 @@ static int parse_one(const char *at, size_t bytes, tool_rank *rank) {
   if (colon) {
     char *end;
     count = strtol(colon + 1, &end, 10);
-    if (*end || end == colon + 1 || count < 1 || count > RANKS_MAX) return -1;
+    if (*end || end == colon + 1 || count < 1 || count > max) return -1;
     *colon = 0;
   }
   char *host = strchr(text, '@');
@@ -78,7 +78,7 @@ int tool_parse_islands(const char *text, tool_rank *ranks, int max) {
   while (*at) {
     size_t bytes = strcspn(at, ",");
     tool_rank one;
-    int count = parse_one(at, bytes, &one);
+    int count = parse_one(at, bytes, max, &one);
     if (count < 0 || total + count > max) {
       fprintf(stderr,
               "gpubridge: \"%.*s\" is not an island. Wanted: "

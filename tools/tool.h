@@ -1,7 +1,7 @@
 /* tools: the gpubridge command, one file per subcommand.
  *
- * Uses the public API only. The only place that prints. Exit codes: 0 success,
- * 1 the job or check failed, 2 wrong usage. */
+ * Uses the public API only, but for simulate.c. The only place that prints.
+ * Exit codes: 0 success, 1 the job or check failed, 2 wrong usage. */
 #ifndef GB_TOOL_H
 #define GB_TOOL_H
 
@@ -13,6 +13,7 @@ enum { EXIT_USAGE = 2 };
 int tool_run(int argc, char **argv);
 int tool_check(int argc, char **argv);
 int tool_tune(int argc, char **argv);
+int tool_simulate(int argc, char **argv);
 int tool_probe(int argc, char **argv);
 int tool_config(int argc, char **argv);
 

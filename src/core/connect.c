@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ONE_HOST_CHUNK_BYTES = 256 * 1024 };
-enum { CHUNK_LINKS_MAX = 8 }; /* chunks grow with the links up to here */
 enum { COMM_ADDRESS_MAX = 8192 };
 
 typedef struct connector {
@@ -238,18 +236,11 @@ static gb_status connect_comms(connector *c, bool *settled_p,
 
 /* ---- the group ---- */
 
-/* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
- * should still be in the cache when it goes over the bridge and is handed out.
- * Both are about what one rank brings over its link. A function of what all
- * ranks agreed on, so that all cut alike. */
 static uint64_t chunk_bytes(const gbi_topology *topology,
                             const gbi_rules *rules, int links) {
   uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
   if (rules && rules->chunk_bytes) return rules->chunk_bytes; /* measured */
-  /* Nothing to hand out: the bridge cuts pieces of its own. */
-  if (topology->islands_count == topology->world) return chunk;
-  if (topology->hosts_count == 1) chunk = GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
-  return chunk * (uint64_t)GBI_MIN(GBI_MAX(links, 1), CHUNK_LINKS_MAX);
+  return gbi_policy_chunk_bytes(topology, chunk, links);
 }
 
 /* Links of the mesh come when they are first needed: nothing to connect. */

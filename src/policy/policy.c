@@ -54,6 +54,21 @@ int gbi_policy_links(const gbi_policy_ops *policy, const gbi_rules *rules,
                                             : 1;
 }
 
+enum { ONE_HOST_CHUNK_BYTES = 256 * 1024 };
+enum { CHUNK_LINKS_MAX = 8 }; /* chunks grow with the links up to here */
+
+/* Between hosts, chunks in flight must cover the round trip. Inside one, a sum
+ * should still be in the cache when it goes over the bridge and is handed out.
+ * Both are about what one rank brings over its link. */
+uint64_t gbi_policy_chunk_bytes(const gbi_topology *topology, uint64_t setting,
+                                int links) {
+  uint64_t chunk = setting;
+  /* Nothing to hand out: the bridge cuts pieces of its own. */
+  if (topology->islands_count == topology->world) return chunk;
+  if (topology->hosts_count == 1) chunk = GBI_MIN(chunk, ONE_HOST_CHUNK_BYTES);
+  return chunk * (uint64_t)GBI_MIN(GBI_MAX(links, 1), CHUNK_LINKS_MAX);
+}
+
 void gbi_policy_names(const gbi_topology *topology, char *buffer,
                       size_t bytes) {
   gbi_text text;

@@ -49,6 +49,10 @@ const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology);
 int gbi_policy_links(const gbi_policy_ops *policy,
                      const struct gbi_rules *rules,
                      const gbi_topology *topology, int most);
+/* The pipelining unit of a group: `setting` is what one rank brings over its
+ * link. A function of what all ranks agreed on, so that all cut alike. */
+uint64_t gbi_policy_chunk_bytes(const gbi_topology *topology, uint64_t setting,
+                                int links);
 /* Names for error texts; only those that fit, when topology is given. */
 void gbi_policy_names(const gbi_topology *topology, char *buffer,
                       size_t bytes);

@@ -40,6 +40,7 @@ ALLOWED = {
     "ccl": {"base", "os", "device", "transport", "comm", "bridge"},
     "plan": {"base", "codec"},
     "policy": {"base", "codec", "plan"},
+    "sim": {"base", "codec", "plan", "policy"},
     "control": {"base", "os", "store", "observe"},
     "p2p": {"base", "os", "transport", "comm", "control"},
     "core": {
