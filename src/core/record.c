@@ -317,6 +317,30 @@ static void fill_rules(gbi_record *r, gb_error *own) {
     (void)gbi_rules_text(&rules, r->rules, sizeof r->rules);
 }
 
+/* Two sources of rules, or none that would be used: neither is a choice to make
+ * in silence. */
+static void check_tuning(gbi_record *r, gb_error *own) {
+  gbi_value tune, path;
+  gb_error error;
+  read_text("GPUBRIDGE_TUNE", &tune);
+  read_text("GPUBRIDGE_THRESHOLDS", &path);
+  if (!tune.number) return;
+  if (path.text[0]) {
+    gbi_fail(&error, GB_ERR_SETTING,
+             "GPUBRIDGE_TUNE=1 measures which policy carries which sizes, and "
+             "GPUBRIDGE_THRESHOLDS=%.128s says it already. Unset one of them",
+             path.text);
+    add_own(r, &error, own);
+  } else if (strcmp(r->policy, "auto") && strcmp(r->policy, "auto-tuned")) {
+    gbi_fail(&error, GB_ERR_SETTING,
+             "GPUBRIDGE_TUNE=1 measures which policy carries which sizes, but "
+             "every call takes the policy \"%.64s\", which was named. Unset it "
+             "or name the policy auto or auto-tuned",
+             r->policy);
+    add_own(r, &error, own);
+  }
+}
+
 static void fill_split_test(gbi_record *r) {
   gbi_value value;
   read_text("GPUBRIDGE_SPLIT_TEST", &value);
@@ -377,6 +401,7 @@ gb_status gbi_record_fill(const gb_job_params *params,
   fill_bridge(params, record, own);
   fill_policy(params, record, own);
   fill_rules(record, own);
+  check_tuning(record, own);
   fill_split_test(record);
   check_interface(record, own);
   fill_facts(params, record, own);
