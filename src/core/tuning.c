@@ -24,7 +24,14 @@ static const double WARM_US = 2000;
 /* A policy so many times slower than the best, twice, is not measured again. */
 static const double HOPELESS = 2.5;
 /* Of the time left, what a first call of a larger size may take. */
-static const double PROBE_SHARE = 0.125;
+static const double PROBE_SHARE = 0.2;
+/* Of the time left, what a step may take while smaller ones wait. */
+static const double STEP_SHARE = 0.4;
+/* So much faster must one be to replace the first, which is what jobs take that
+ * do not measure. */
+static const double MARGIN = 1.05;
+/* Of the smallest call's time, what a call's bytes may take unseen. */
+static const double HIDDEN_SHARE = 0.05;
 /* What a step takes is guessed: so much of it must fit. */
 static const double CARE = 1.25;
 
@@ -35,7 +42,8 @@ static const int size_order[SIZES] = {5, 0, 6, 3, 7, 4, 2, 1};
 /* One collective at one size. */
 typedef struct point {
   double walls[POLICIES][ROUNDS]; /* us a call, of the slowest rank */
-  int rounds[POLICIES];
+  int rounds[POLICIES]; /* of each policy; some are given up early */
+  int taken;
   double cost_us; /* of its last round, all policies; 0: not measured yet */
 } point;
 
@@ -181,22 +189,29 @@ static gb_status agree(tuner *t, double *values, int count, gb_error *error) {
 
 /* ---- measuring ---- */
 
+/* Agreeing on the rules takes a while too. */
 static double left_us(const tuner *t) {
-  return t->budget_us - t->passed_us;
+  return t->budget_us - t->passed_us - 4 * t->probe[0];
 }
 
-/* What a call takes, by the probe; larger sizes as if each byte counted. */
+/* What a call takes, by the largest one probed that is no larger. What that
+ * took beyond the smallest is for its bytes; some is always, for it may hide
+ * behind noise. */
 static double guess_us(const tuner *t, int size) {
   int known = size;
   while (known && t->probe[known] <= 0) known--;
-  return fmax(t->probe[known], 1) * pow(8, size - known);
+  double least = fmax(t->probe[0], 1), us = t->probe[known];
+  double grows = fmax(us - least, least * HIDDEN_SHARE);
+  return known == size ? fmax(us, 1) : least + grows * pow(8, size - known);
 }
 
 /* How long a call takes by its bytes, as far as the time allows. */
 static gb_status probe(tuner *t, gb_error *error) {
+  static const int sizes[] = {0, 2, 3, 4, 5, 6, 7};
   gbi_group_set_policy(t->group, t->policies[0]);
   GBI_TRY(call(t, GBI_RULES_ALL_REDUCE, 0, error));
-  for (int size = 0; size < SIZES; size++) {
+  for (size_t i = 0; i < GBI_COUNT(sizes); i++) {
+    int size = sizes[i];
     if (size && guess_us(t, size) > left_us(t) * PROBE_SHARE) break;
     gbi_group_set_policy(t->group, t->policies[0]);
     double start = now_us(t);
@@ -238,14 +253,14 @@ static bool is_warmed(const tuner *t, int size) {
   return guess_us(t, size) <= WARM_US;
 }
 
-/* Whether one more round of a point fits in the time left. */
-static bool has_time(const tuner *t, const point *at, int size) {
+/* Whether one more round of a point fits in this share of the time left. */
+static bool has_time(const tuner *t, const point *at, int size, double share) {
   double cost = at->cost_us;
   if (cost <= 0) {
     int calls = calls_of(t, size) + is_warmed(t, size);
     cost = t->count * (calls * guess_us(t, size) + t->probe[0]) + t->probe[0];
   }
-  return cost * CARE <= left_us(t);
+  return cost * CARE <= left_us(t) * share;
 }
 
 /* One round: every policy's batch in turn. */
@@ -267,27 +282,36 @@ static gb_status measure(tuner *t, int list, int size, gb_error *error) {
   GBI_TRY(agree(t, us, t->count, error));
   for (int p = 0; p < t->count; p++)
     if (!skip[p]) at->walls[p][at->rounds[p]++] = fmax(us[p], 1e-3);
+  at->taken++;
   at->cost_us = t->passed_us - before_us;
   return GB_OK;
 }
 
-/* Rounds over all points, until each has enough or none fits in what is left.
- * Every rank sees the same times, and so measures the same. */
+/* One round of every point that still wants one and has the time. */
+static gb_status measure_round(tuner *t, double share, bool *any_p,
+                               gb_error *error) {
+  *any_p = false;
+  for (int i = 0; i < SIZES; i++)
+    for (int list = GBI_RULES_ALL_REDUCE; list < LISTS; list++) {
+      int size = size_order[i];
+      const point *at = &t->points[list][size];
+      if (at->taken == ROUNDS || !has_rows(t, list, size) ||
+          !has_time(t, at, size, share))
+        continue;
+      GBI_TRY(measure(t, list, size, error));
+      *any_p = true;
+    }
+  return GB_OK;
+}
+
+/* Until each point has its rounds or none fits in what is left. Every rank sees
+ * the same times, and so measures the same. */
 static gb_status measure_all(tuner *t, gb_error *error) {
+  bool any = true;
   GBI_TRY(probe(t, error));
-  for (int round = 0; round < ROUNDS; round++) {
-    bool any = false;
-    for (int i = 0; i < SIZES; i++)
-      for (int list = GBI_RULES_ALL_REDUCE; list < LISTS; list++) {
-        int size = size_order[i];
-        if (!has_rows(t, list, size) ||
-            !has_time(t, &t->points[list][size], size))
-          continue;
-        GBI_TRY(measure(t, list, size, error));
-        any = true;
-      }
-    if (!any) break;
-  }
+  while (any) GBI_TRY(measure_round(t, STEP_SHARE, &any, error));
+  any = true;
+  while (any) GBI_TRY(measure_round(t, 1, &any, error));
   return GB_OK;
 }
 
@@ -315,7 +339,7 @@ static bool choose(const tuner *t, int list, int winner[GBI_CHOOSE_SIZES_MAX]) {
   bool any = false;
   for (int s = 0; s < SIZES; s++)
     for (int p = 0; p < t->count; p++) {
-      us[s][p] = middle_us(&t->points[list][s], p);
+      us[s][p] = middle_us(&t->points[list][s], p) * (p ? MARGIN : 1);
       any |= us[s][p] > 0;
     }
   fill_gaps(t, us);
