@@ -325,7 +325,8 @@ static void fill_gaps(const tuner *t, gbi_choose_times us) {
     if (us[below][0] <= 0) continue;
     while (above < SIZES && us[above][0] <= 0) above++;
     if (above == SIZES) return;
-    double from = (double)bytes_of(below), span = (double)bytes_of(above) - from;
+    double from = (double)bytes_of(below);
+    double span = (double)bytes_of(above) - from;
     for (int s = below + 1; s < above; s++)
       for (int p = 0; p < t->count; p++)
         us[s][p] = us[below][p] + (us[above][p] - us[below][p]) *
