@@ -365,7 +365,7 @@ static void all_or_none(void) {
     all_or_none();                                                             \
   }
 #define NO_MEMORY(nth) FAULT(no_memory_##nth, "alloc@2:nth=" #nth ":fail")
-NO_MEMORY(50) NO_MEMORY(60) NO_MEMORY(70) NO_MEMORY(80) NO_MEMORY(90)
+NO_MEMORY(70) NO_MEMORY(80) NO_MEMORY(90) NO_MEMORY(150) NO_MEMORY(200)
 NO_MEMORY(100) NO_MEMORY(110) NO_MEMORY(120) NO_MEMORY(130) NO_MEMORY(140)
 FAULT(no_scratch, "mem.map@2:nth=2:fail")
 FAULT(no_connection, "sock.connect@2:nth=3:fail")
