@@ -19,7 +19,7 @@ const gbi_policy_ops gbi_policy_auto_tuned = {
     .name = "auto-tuned",
     .help =
         "the policy that a thresholds file names for the call's bytes "
-        "(GPUBRIDGE_THRESHOLDS), or measuring at init (GPUBRIDGE_TUNE); without "
+        "(GPUBRIDGE_THRESHOLDS) or init measures (GPUBRIDGE_TUNE); without "
         "either, what auto takes",
     .fits = fits,
     .plan = make,
