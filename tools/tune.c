@@ -8,6 +8,7 @@
 #include "tool.h"
 
 #include "chart.h"
+#include "policy/choose.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -17,10 +18,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { POLICIES_MAX = 8, SIZES_MAX = 24, ROUNDS = 5, CALLS_MAX = 200 };
+enum {
+  POLICIES_MAX = GBI_CHOOSE_POLICIES_MAX,
+  SIZES_MAX = GBI_CHOOSE_SIZES_MAX,
+  ROUNDS = 5,
+  CALLS_MAX = 200
+};
 /* A policy that took this many times the best one's time at two sizes is left
- * out at the larger ones. A border between two policies must save this much. */
-static const double HOPELESS = 3, BORDER = 1.25;
+ * out at the larger ones. */
+static const double HOPELESS = 3;
 
 static const char *const collectives[] = {"all_reduce", "broadcast", "reduce",
                                           "all_gather", "reduce_scatter"};
@@ -144,34 +150,12 @@ static gb_status measure(tuner *t, int collective, int size, double slot_us,
   return GB_OK;
 }
 
-/* Which policy takes which size: the sum of what is lost to the best at each
- * size, in logarithms, plus the price of each border, is the least. A border
- * that only noise asks for does not pay; the first policy wins a draw. */
 static void choose(tuner *t, int collective) {
-  double lost[SIZES_MAX][POLICIES_MAX];
-  int before[SIZES_MAX][POLICIES_MAX], n = t->sizes_count, last = 0;
-  for (int s = 0; s < n; s++)
-    for (int p = 0; p < t->policies_count; p++) {
-      double mine = t->median_us[collective][p][s];
-      double best = best_us(t, collective, s);
-      lost[s][p] = best ? mine ? log(mine / best) : 1e9 : 0;
-      before[s][p] = p;
-      if (!s) continue;
-      for (int q = 0; q < t->policies_count; q++) {
-        double here = lost[s - 1][q] + (q != p) * log(BORDER);
-        int kept = before[s][p];
-        if (here < lost[s - 1][kept] + (kept != p) * log(BORDER))
-          before[s][p] = q;
-      }
-      int from = before[s][p];
-      lost[s][p] += lost[s - 1][from] + (from != p) * log(BORDER);
-    }
-  for (int p = 1; p < t->policies_count; p++)
-    if (lost[n - 1][p] < lost[n - 1][last]) last = p;
-  for (int s = n - 1; s >= 0; s--) {
-    t->winner[collective][s] = last;
-    last = before[s][last];
-  }
+  gbi_choose_times us = {{0}};
+  for (int s = 0; s < t->sizes_count; s++)
+    for (int p = 0; p < t->policies_count; p++)
+      us[s][p] = t->median_us[collective][p][s];
+  gbi_choose(us, t->sizes_count, t->policies_count, t->winner[collective]);
 }
 
 static void print_row(const tuner *t, int collective, int size) {

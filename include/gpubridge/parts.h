@@ -48,7 +48,9 @@ typedef struct gb_bridge_ops {
   /* In place among the members; all must end with the same bits. */
   int (*all_reduce)(void *link, const gb_buffer *buffer, gb_redop op,
                     char *text, size_t text_bytes);
-  /* In place from global rank `src`, whose buffer must not be changed. */
+  /* In place from global rank `src`, whose buffer must not be changed. Every
+   * call of a group begins with 24 bytes from the first member, that say what
+   * it is: islands that call different things are told of it. */
   int (*broadcast)(void *link, const gb_buffer *buffer, int src, char *text,
                    size_t text_bytes);
   /* Only for links that were set. */

@@ -5,6 +5,8 @@
 
 #include <gpubridge/observe.h>
 
+#include <string.h>
+
 gb_status gb_observer_add(gb_job *job, gb_observer_fn fn, void *arg,
                           gb_error *error) {
   if (!job || !fn)
@@ -19,6 +21,14 @@ void gb_observer_remove(gb_job *job, gb_observer_fn fn, void *arg) {
 int gb_job_in_flight(gb_job *job, gb_in_flight *list, int max) {
   return job && list && max > 0 ? gbi_watch_in_flight(&job->watch, list, max)
                                 : 0;
+}
+
+/* The rules of auto-tuned, as agreed or as measured at init. */
+static void describe_rules(const gbi_discovery *d, gbi_fact_fn fn, void *arg) {
+  char buffer[GBI_RULES_TEXT_MAX];
+  if (!d->rules || strcmp(d->policy, gbi_policy_auto_tuned.name)) return;
+  if (gbi_rules_text(d->rules, buffer, sizeof buffer))
+    fn(arg, "policy.rules", buffer);
 }
 
 /* "4", and "0-4 1-5 2-6 3-7": the ranks of each link. */
@@ -47,6 +57,7 @@ void gb_job_telemetry(gb_job *job,
   fn(arg, "bridge.requested", d->records[job->rank].bridge);
   fn(arg, "bridge.reason", d->bridge_reason);
   fn(arg, "policy", d->policy);
+  describe_rules(d, fn, arg);
   describe_links(d, fn, arg);
   fn(arg, "kernels", gbi_kernels_name());
   gbi_engine_describe(gbi_group_engine(job->group), fn, arg);

@@ -132,18 +132,32 @@ static gb_status read_rules(gbi_discovery *d, gb_error *error) {
                   d->topology->islands_count == 1 ? "island" : "islands", fit);
 }
 
-/* The bound that all ranks agreed on; 0, none, where it says nothing. */
-static int most_links(const gbi_record *record) {
-  long most = 0;
+/* A number that all ranks agreed on, of rank 0's record; 0 where it says
+ * nothing. */
+static int agreed_number(const gbi_record *record, const char *name) {
+  long number = 0;
   for (int i = 0; i < record->settings_count; i++)
-    if (!strcmp(record->settings[i].name, "GPUBRIDGE_SHARD_LINKS"))
-      most = strtol(record->settings[i].value, NULL, 10);
-  return most > 0 && most < GBI_WORLD_MAX ? (int)most : 0;
+    if (!strcmp(record->settings[i].name, name))
+      number = strtol(record->settings[i].value, NULL, 10);
+  return number > 0 && number < GBI_WORLD_MAX ? (int)number : 0;
+}
+
+/* Rules that are yet to be measured: until then, what auto takes. */
+static gb_status prepare_tuning(gbi_discovery *d, gb_error *error) {
+  const gbi_record *first = &d->records[0];
+  if (!agreed_number(first, "GPUBRIDGE_TUNE") || d->rules) return GB_OK;
+  d->tune_seconds = agreed_number(first, "GPUBRIDGE_TUNE_SECONDS");
+  d->rules = gbi_calloc(1, sizeof *d->rules);
+  if (!d->rules)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for the rules");
+  d->rules->rules[0] = (gbi_rule){.max_bytes = UINT64_MAX};
+  d->rules->count = 1;
+  return GB_OK;
 }
 
 static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
   const char *asked = d->records[0].policy;
-  d->links_most = most_links(&d->records[0]);
+  d->links_most = agreed_number(&d->records[0], "GPUBRIDGE_SHARD_LINKS");
   if (has_own_policy(&d->records[0])) { /* it is asked itself: parts.h */
     snprintf(d->policy, sizeof d->policy, "%s", asked);
     d->links = d->topology->islands_count > 1; /* to meet over */
@@ -228,6 +242,14 @@ static gb_status choose_bridge(gbi_discovery *d, gb_error *error) {
   return GB_OK;
 }
 
+gb_status gbi_discovery_tuned(gbi_discovery *d, const gbi_rules *rules,
+                              gb_error *error) {
+  *d->rules = *rules;
+  d->links = gbi_policy_links(&gbi_policy_auto_tuned, d->rules, d->topology,
+                              d->links_most);
+  return choose_bridge(d, error);
+}
+
 static const char *run_kind(const gbi_discovery *d) {
   if (d->split_test[0]) return "split-test";
   if (d->simulated) return "cpu";
@@ -254,6 +276,7 @@ static gb_status conclude(gbi_record *records, int rank, int world,
   status = make_labels(d, error);
   if (status == GB_OK) status = make_topology(d, error);
   if (status == GB_OK) status = read_rules(d, error);
+  if (status == GB_OK) status = prepare_tuning(d, error);
   if (status == GB_OK) status = choose_policy(d, error);
   if (status == GB_OK)
     status = gbi_agreement_check_gpus(records, d->topology, error);

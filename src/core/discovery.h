@@ -49,7 +49,8 @@ gb_status gbi_record_fill(const gb_job_params *params,
                           const gbi_setting *const *tables, const int *counts,
                           int tables_count, gbi_record *record, gb_error *own);
 
-/* What the job knows about its ranks after discovery. Immutable. */
+/* What the job knows about its ranks after discovery. Immutable, but for the
+ * rules that are measured before any group is open: gbi_discovery_tuned. */
 typedef struct gbi_discovery {
   int rank, world;
   gbi_record *records;     /* by global rank */
@@ -62,6 +63,7 @@ typedef struct gbi_discovery {
   char bridge_reason[256];
   char policy[64];         /* resolved */
   gbi_rules *rules;        /* of auto-tuned; NULL: none */
+  int tune_seconds;        /* GPUBRIDGE_TUNE: measure that long; 0: do not */
   int links_most;          /* GPUBRIDGE_SHARD_LINKS */
   int links;               /* of the world under its policy */
 } gbi_discovery;
@@ -83,6 +85,9 @@ gb_status gbi_discovery_bridge(const gbi_discovery *discovery,
                                const gbi_topology *topology, int links,
                                const int *ranks, const char **name_p,
                                const char **why_p, gb_error *error);
+/* `rules`, measured, are in force from here on; all ranks give the same. */
+gb_status gbi_discovery_tuned(gbi_discovery *discovery, const gbi_rules *rules,
+                              gb_error *error);
 void gbi_discovery_free(gbi_discovery *discovery);
 
 /* Known policies and bridges, for the name checks; NULL-terminated. */

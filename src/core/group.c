@@ -25,6 +25,7 @@ enum {
 
 typedef struct plan_entry {
   gbi_plan *plan;
+  const gbi_policy_ops *policy; /* that made it */
   uint64_t used; /* clock of the cache, for eviction */
   int users;     /* tasks that run it now */
 } plan_entry;
@@ -116,6 +117,10 @@ uint64_t gbi_group_timeout(const gb_group *g) {
   return atomic_load_explicit(&g->timeout_ms, memory_order_relaxed);
 }
 
+void gbi_group_set_policy(gb_group *g, const gbi_policy_ops *policy) {
+  g->p.policy = policy;
+}
+
 void gbi_group_free(gb_group *g) {
   if (!g) return;
   gbi_engine_close(g->p.engine);
@@ -130,7 +135,8 @@ void gbi_group_free(gb_group *g) {
 
 static plan_entry *find_plan(gb_group *g, const gbi_coll *coll) {
   for (int i = 0; i < GBI_PLANS_CACHED; i++)
-    if (g->plans[i].plan && gbi_coll_equal(&g->plans[i].plan->coll, coll))
+    if (g->plans[i].plan && g->plans[i].policy == g->p.policy &&
+        gbi_coll_equal(&g->plans[i].plan->coll, coll))
       return &g->plans[i];
   return NULL;
 }
@@ -154,6 +160,7 @@ static gb_status get_plan(gb_group *g, const gbi_coll *coll,
                           .links = g->p.links,
                           .codec = g->p.codec};
     GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
+    entry->policy = g->p.policy;
   }
   entry->used = ++g->plan_clock;
   entry->users++;

@@ -77,6 +77,10 @@ int gbi_group_world(const gb_group *group);
 /* Of every call that starts from now on. Any thread. */
 void gbi_group_set_timeout(gb_group *group, uint64_t timeout_ms);
 uint64_t gbi_group_timeout(const gb_group *group);
+/* Of every call that starts from now on, in the place of the one it was opened
+ * with, whose communicators it must do with. On all members between the same
+ * calls, by the only thread that calls. */
+void gbi_group_set_policy(gb_group *group, const gbi_policy_ops *policy);
 /* STATE or FORKED with a text, when no call may be made now. */
 gb_status gbi_group_usable(gb_group *group, gb_error *error);
 /* gb_group_check, of which the contract holds. */

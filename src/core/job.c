@@ -6,6 +6,7 @@
 #include "core/p2p.h"
 #include "core/subgroup.h"
 #include "core/settings.h"
+#include "core/tuning.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -269,6 +270,7 @@ static gb_status open_parts(opener *o, gb_error *error) {
   GBI_TRY(specify_world(o, error));
   GBI_TRY(join_host(o, error));
   GBI_TRY(gbi_job_p2p_open(o->job, error));
+  GBI_TRY(gbi_tuning_run(o->job, &o->world, error));
   return open_world(o, error);
 }
 

@@ -32,6 +32,7 @@ struct gb_job {
   gbi_hostarea *connecting_area;
   gbi_comm *connecting[GBI_RESOURCES];
   gb_group *group;          /* the world */
+  gb_group *tuning;         /* while core/tuning.h measures */
   gbi_subgroups subgroups;  /* all others */
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;

@@ -19,6 +19,7 @@ typedef struct part_comm {
   int mine;         /* which of them this rank is in, -1 */
   void *link;       /* the caller's */
   int *ranks;       /* members of `mine`; a policy: all */
+  uint64_t next_call; /* a bridge: calls before it were compared */
   uint8_t *scratch; /* of sums that must not change this rank's memory */
   size_t scratch_bytes;
 } part_comm;
@@ -251,6 +252,59 @@ static int spread(part_comm *c, const gbi_comm_step *s, char *text) {
                                          text, TEXT_BYTES);
 }
 
+/* What the first member sends the others in front of a call's first step:
+ *
+ *   0  u64  number of the call in its group
+ *   8  u64  count
+ *  16  i32  root
+ *  20  u8   op, dtype, redop, 0 */
+enum { CALL_BYTES = 24 };
+
+static void put_call(const gbi_call *call, uint8_t raw[CALL_BYTES]) {
+  gbi_writer out;
+  gbi_writer_init(&out, raw, CALL_BYTES);
+  gbi_put_u64(&out, call->seq);
+  gbi_put_u64(&out, call->count);
+  gbi_put_i32(&out, call->root);
+  gbi_put_u8(&out, call->op);
+  gbi_put_u8(&out, call->dtype);
+  gbi_put_u8(&out, call->redop);
+  gbi_put_u8(&out, 0);
+}
+
+static gbi_call get_call(const uint8_t raw[CALL_BYTES]) {
+  gbi_reader in;
+  gbi_call call = {0};
+  gbi_reader_init(&in, raw, CALL_BYTES);
+  call.seq = gbi_get_u64(&in);
+  call.count = gbi_get_u64(&in);
+  call.root = gbi_get_i32(&in);
+  call.op = gbi_get_u8(&in);
+  call.dtype = gbi_get_u8(&in);
+  call.redop = gbi_get_u8(&in);
+  return call;
+}
+
+/* A callback does not know which call its bytes belong to: islands that call
+ * different things would add up what does not belong together. Whatever the
+ * call, it begins with the same broadcast, so that these always fit. */
+static gb_status compare_calls(part_comm *c, const gbi_comm_step *s,
+                               gb_error *error) {
+  char text[TEXT_BYTES] = "";
+  uint8_t raw[CALL_BYTES];
+  if (s->call.seq < c->next_call) return GB_OK;
+  c->next_call = s->call.seq + 1;
+  put_call(&s->call, raw);
+  gb_buffer buffer = {raw, CALL_BYTES, GB_UINT8};
+  int code = c->site.parts->bridge.broadcast(c->link, &buffer, c->ranks[0],
+                                             text, TEXT_BYTES);
+  text[sizeof text - 1] = 0;
+  if (code != GB_PART_OK) return failed_step(c, s, code, text, error);
+  gbi_call theirs = get_call(raw);
+  if (gbi_call_equal(&theirs, &s->call)) return GB_OK;
+  return gbi_fail_mismatch(error, c->ranks[0], &theirs, c->site.rank, &s->call);
+}
+
 static gb_status bridge_step(part_comm *c, const gbi_comm_step *s,
                              gb_error *error) {
   char text[TEXT_BYTES] = "";
@@ -260,6 +314,7 @@ static gb_status bridge_step(part_comm *c, const gbi_comm_step *s,
     if (s->dst && s->dst != s->src && bytes) memmove(s->dst, s->src, bytes);
     return GB_OK;
   }
+  GBI_TRY(compare_calls(c, s, error));
   if (!make_scratch(c, GBI_MAX(bytes, 1)))
     return gbi_fail(error, GB_ERR_MEMORY,
                     "no memory for %zu bytes of the bridge \"%s\"", bytes,

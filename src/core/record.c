@@ -317,6 +317,37 @@ static void fill_rules(gbi_record *r, gb_error *own) {
     (void)gbi_rules_text(&rules, r->rules, sizeof r->rules);
 }
 
+/* Two sources of rules, or none that would be used: neither is a choice to make
+ * in silence. A caller's own bridge is not called before its job is open. */
+static gb_status check_tuning(const gb_job_params *params, const gbi_record *r,
+                              gb_error *error) {
+  gbi_value tune, path;
+  read_text("GPUBRIDGE_TUNE", &tune);
+  read_text("GPUBRIDGE_THRESHOLDS", &path);
+  if (!tune.number) return GB_OK;
+  if (path.text[0])
+    return gbi_fail(
+        error, GB_ERR_SETTING,
+        "GPUBRIDGE_TUNE=1 measures which policy carries which sizes, and "
+        "GPUBRIDGE_THRESHOLDS=%.128s says it already. Unset one of them",
+        path.text);
+  if (strcmp(r->policy, "auto") && strcmp(r->policy, "auto-tuned"))
+    return gbi_fail(
+        error, GB_ERR_SETTING,
+        "GPUBRIDGE_TUNE=1 measures which policy carries which sizes, but "
+        "every call takes the policy \"%.64s\", which was named. Unset it or "
+        "name the policy auto or auto-tuned",
+        r->policy);
+  if (params->bridge_ops && !strcmp(r->bridge, params->bridge_ops->name))
+    return gbi_fail(
+        error, GB_ERR_SETTING,
+        "GPUBRIDGE_TUNE=1 measures before the job is open, when the bridge "
+        "\"%.32s\", which is the caller's own, cannot be called. Unset it or "
+        "use the bridge auto, shm or tcp",
+        r->bridge);
+  return GB_OK;
+}
+
 static void fill_split_test(gbi_record *r) {
   gbi_value value;
   read_text("GPUBRIDGE_SPLIT_TEST", &value);
@@ -368,6 +399,7 @@ static void fill_facts(const gb_job_params *params, gbi_record *r,
 gb_status gbi_record_fill(const gb_job_params *params,
                           const gbi_setting *const *tables, const int *counts,
                           int tables_count, gbi_record *record, gb_error *own) {
+  gb_error error;
   if (own) gbi_error_clear(own);
   memset(record, 0, sizeof *record);
   snprintf(record->version, sizeof record->version, "%s", GB_VERSION);
@@ -377,6 +409,8 @@ gb_status gbi_record_fill(const gb_job_params *params,
   fill_bridge(params, record, own);
   fill_policy(params, record, own);
   fill_rules(record, own);
+  if (check_tuning(params, record, &error) != GB_OK)
+    add_own(record, &error, own);
   fill_split_test(record);
   check_interface(record, own);
   fill_facts(params, record, own);

@@ -2,6 +2,7 @@
 
 #include "base/memory.h"
 #include "core/connect.h"
+#include "core/tuning.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -78,7 +79,10 @@ bool gbi_subgroup_report(gb_job *job, uint32_t id, gbi_call_state *state) {
   pthread_mutex_lock(&job->subgroups.lock);
   subgroup *s = job->subgroups.first;
   while (s && s->id != id) s = s->next;
-  gb_group *group = id ? (s ? s->group : NULL) : job->group;
+  gb_group *group = s                       ? s->group
+                    : !id                   ? job->group
+                    : id == GBI_TUNING_GROUP ? job->tuning
+                                            : NULL;
   bool known = group && gbi_group_report(group, state);
   pthread_mutex_unlock(&job->subgroups.lock);
   return known;

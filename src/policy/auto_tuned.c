@@ -19,7 +19,8 @@ const gbi_policy_ops gbi_policy_auto_tuned = {
     .name = "auto-tuned",
     .help =
         "the policy that a thresholds file names for the call's bytes "
-        "(GPUBRIDGE_THRESHOLDS); without one, what auto takes",
+        "(GPUBRIDGE_THRESHOLDS) or init measures (GPUBRIDGE_TUNE); without "
+        "either, what auto takes",
     .fits = fits,
     .plan = make,
 };

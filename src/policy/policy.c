@@ -20,6 +20,10 @@ const gbi_policy_ops *gbi_policy_find(const char *name) {
   return NULL;
 }
 
+const gbi_policy_ops *gbi_policy_nth(int index) {
+  return index < (int)GBI_COUNT(policies) ? policies[index] : NULL;
+}
+
 const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology) {
   return topology->islands_count == 1 ? &gbi_policy_native_only
                                       : &gbi_policy_reduce_bridge_broadcast;

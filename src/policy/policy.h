@@ -42,6 +42,8 @@ extern const gbi_policy_ops gbi_policy_auto_tuned;
 
 /* By name, old aliases included; NULL when unknown. */
 const gbi_policy_ops *gbi_policy_find(const char *name);
+/* Each in turn, from 0; NULL after the last. */
+const gbi_policy_ops *gbi_policy_nth(int index);
 /* What "auto" means on this topology. */
 const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology);
 /* How many links a group under this policy opens: at most `most` (0: no bound),

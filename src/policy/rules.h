@@ -9,7 +9,8 @@
 #include "policy/policy.h"
 
 #define GBI_RULES_MAX 64 /* of all lists together */
-#define GBI_RULES_TEXT 1024
+#define GBI_RULES_TEXT 1024 /* of rules that travel */
+#define GBI_RULES_TEXT_MAX 4096 /* room for any */
 
 /* One list for all collectives, and one for each that has its own. */
 typedef enum gbi_rule_list {

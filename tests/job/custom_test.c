@@ -555,3 +555,48 @@ GB_TEST(custom, names, .ranks = 1, .vendors = "n") {
   must_be_refused(open_with(&c, &bridge, NULL, &error), GB_ERR_ARGUMENT, &error,
                   "lacks a callback");
 }
+
+/* ---- islands that call different things ---- */
+
+/* The first island makes call `a`, the second call `b`: every rank is told of
+ * both, and no sum comes out. */
+static void must_not_match(int a, int b, const char *words,
+                           const char *more_words) {
+  caller c = CALLER_INIT;
+  gb_bridge_ops bridge = bridge_of(&c);
+  gb_error error;
+  float data[64] = {1};
+  must_open_with(&c, &bridge, NULL);
+  use_world(&c); /* calls that match go on matching */
+  gb_group *world = gb_job_world(c.job);
+  gb_buffer floats = {data, 16, GB_FLOAT32}, ints = {data, 16, GB_UINT8};
+  gb_buffer more = {data, 17, GB_FLOAT32};
+  double start = test_now();
+  gb_status status;
+  switch (gb_rank() < 2 ? a : b) {
+    case 0: status = gb_all_reduce(world, &floats, GB_SUM, NULL, &error); break;
+    case 1: status = gb_all_reduce(world, &ints, GB_SUM, NULL, &error); break;
+    case 2: status = gb_all_reduce(world, &more, GB_SUM, NULL, &error); break;
+    case 3: status = gb_broadcast(world, &floats, 0, NULL, &error); break;
+    case 4: status = gb_broadcast(world, &floats, 2, NULL, &error); break;
+    default: status = gb_barrier(world, NULL, &error); break;
+  }
+  /* Who only sends, or only hears its own island, may be done before. */
+  if (status == GB_OK) {
+    GB_CHECK(gb_rank() < 2 ? a >= 3 : b >= 3);
+    status = gb_barrier(world, NULL, &error);
+  }
+  must_fail(status, &error, start, 10, "ranks disagree", words);
+  GB_CHECK_TEXT(error.text, more_words);
+  must_close(c.job);
+}
+#define DIFFER(name_, a, b, words, more)                                       \
+  GB_TEST(custom, name_, .ranks = 4, .vendors = "nnaa") {                      \
+    must_not_match(a, b, words, more);                                         \
+  }
+DIFFER(another_type, 0, 1, "of 16 float32, sum", "of 16 uint8, sum")
+DIFFER(another_type_here, 1, 0, "of 16 uint8, sum", "of 16 float32, sum")
+DIFFER(another_count, 0, 2, "of 16 float32", "of 17 float32")
+DIFFER(another_op, 3, 0, "broadcast number", "all_reduce number")
+DIFFER(another_root, 3, 4, "from rank 0", "from rank 2")
+DIFFER(a_barrier, 5, 0, "barrier number", "all_reduce number")

@@ -56,6 +56,48 @@ assert not gpubridge.is_initialized()
     )
 
 
+def test_measured_at_init(run):
+    """GPUBRIDGE_TUNE: through torch's own init and through ours; the same rules on
+    every rank, in groups too; policies named besides are refused."""
+    run(
+        COMMON
+        + """
+dist.init_process_group(backend="gpubridge")
+r, n = dist.get_rank(), dist.get_world_size()
+facts = gpubridge.telemetry()
+assert facts["policy"] == "auto-tuned"
+rules = [None] * n
+dist.all_gather_object(rules, facts["policy.rules"])
+assert len(set(rules)) == 1, rules
+for count in (1, 1000, 300000):
+    x = torch.full((count,), r + 1.0)
+    dist.all_reduce(x)
+    assert x.tolist() == [10.0] * count
+part = dist.new_group([0, 1])
+whole = dist.new_group([3, 1, 0, 2])
+if r < 2:
+    x = torch.ones(5000); dist.all_reduce(x, group=part); assert x.sum() == 10000
+x = torch.ones(5000); dist.all_reduce(x, group=whole); assert x.sum() == 20000
+dist.destroy_process_group()
+
+gpubridge.init(policy="auto")
+assert gpubridge.telemetry()["policy.rules"]
+x = torch.ones(3); gpubridge.all_reduce(x); assert x.tolist() == [4.0] * 3
+gpubridge.destroy()
+try:
+    gpubridge.init(policy="flat"); raise SystemExit("accepted")
+except ValueError as error:
+    assert "GPUBRIDGE_TUNE=1" in str(error) and "flat" in str(error), error
+try:
+    gpubridge.init(bridge="gloo"); raise SystemExit("accepted")
+except ValueError as error:
+    assert 'the bridge "gloo", which is' in str(error), error
+""",
+        "nnaa",
+        env={"GPUBRIDGE_TUNE": "1", "GPUBRIDGE_TUNE_SECONDS": "1"},
+    )
+
+
 # Trains with integer-valued data, so that every right gradient is exact, on
 # gpubridge and on Gloo, and compares parameters bit for bit.
 DDP_EXACT = (

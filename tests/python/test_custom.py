@@ -380,6 +380,38 @@ gpubridge.destroy()
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("bridge", ["files", "gloo"])
+def test_islands_differ(run, bridge):
+    """Another type or count on one side of a bridge that looks at neither: an error
+    on every rank that shows both, soon, and no sum."""
+    script = PARTS + f'''
+import time
+from datetime import timedelta
+
+def differ(first, second):
+    topology = gpubridge.init(bridge="{bridge}", timeout=timedelta(seconds=60))
+    x = torch.ones(3)
+    gpubridge.all_reduce(x)
+    assert x.tolist() == [4.0] * 3
+    start = time.monotonic()
+    dtype, count = first if topology.rank < 2 else second
+    try:
+        gpubridge.all_reduce(torch.ones(count, dtype=dtype))
+        raise SystemExit("a sum of what does not match")
+    except RuntimeError as error:
+        for dtype, count in (first, second):
+            words = f"of {{count}} {{str(dtype).removeprefix('torch.')}}, sum"
+            assert words in str(error), error
+    assert time.monotonic() - start < 20
+    gpubridge.destroy()
+
+differ((torch.float32, 4), (torch.int32, 4))
+differ((torch.float32, 4), (torch.float32, 6))
+'''
+    run(script, "nnaa", timeout=110)
+
+
+@pytest.mark.timeout(120)
 def test_blocks(start):
     """A transport that blocks forever on one rank: the others end at the timeout, with
     the usual text; Ctrl-C ends the one that blocks."""
