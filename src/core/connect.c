@@ -56,7 +56,7 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
     for (int i = 0; i < t->islands_count; i++)
       ranks[count++] = gbi_topology_linked(t, spec->me, i);
   } else if (resource == GBI_ON_WORLD &&
-             gbi_policy_needs_world(spec->policy, spec->rules)) {
+             gbi_policy_needs_world(spec->policy, spec->rules, t, spec->direct)) {
     for (int r = 0; r < spec->count; r++) ranks[count++] = r;
   }
   for (int i = 0; i < count; i++)
@@ -128,7 +128,7 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
   const gbi_group_spec *spec = c->spec;
   const gbi_discovery *d = job->discovery;
   size_t n = (size_t)spec->count;
-  int *ranks = gbi_malloc(sizeof *ranks * n * 2), me;
+  int *ranks = gbi_malloc(sizeof *ranks * n * 3), me;
   gbi_member *members = gbi_calloc(n, sizeof *members);
   if (!ranks || !members) {
     free(ranks);
@@ -136,12 +136,13 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
   }
   int count = comm_members(spec, resource, ranks, &me);
-  int *hosts = ranks + n;
+  int *hosts = ranks + n, *islands = ranks + 2 * n;
   for (int i = 0; i < count; i++) {
     int rank = spec->ranks[ranks[i]];
     members[i] = (gbi_member){rank, gbi_hostarea_index_of(job->area, rank),
                               d->records[rank].hostname, d->labels[rank]};
     hosts[i] = spec->topology->host_of[ranks[i]];
+    islands[i] = spec->topology->island_of[ranks[i]];
   }
   gbi_transport_params params = {
       .members = members,
@@ -159,7 +160,8 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
     status = gbi_bridge_open(gbi_transport_find(spec->bridge), &params,
                              &c->comms[resource], error);
   else if (count)
-    status = gbi_ccl_host_open(&params, hosts, &c->comms[resource], error);
+    status = gbi_ccl_host_open_teams(&params, hosts, islands,
+                                     &c->comms[resource], error);
   free(ranks);
   free(members);
   return status;
@@ -292,6 +294,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .chunk_bytes = chunk,
       .links = spec->links,
       .codec = codec_of(spec),
+      .direct = spec->direct,
       .job = job,
       .p2p = job->p2p,
       .control = job->control,

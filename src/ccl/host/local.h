@@ -29,16 +29,19 @@ struct gbi_local_step {
   uint32_t pieces;
   uint8_t role;
   bool pub_done, read_done;
-  /* How far it is, in pieces; `member` within the piece. */
+  /* How far it is, in pieces; `member` within the piece, by place in the order
+   * of additions while it adds up. */
   uint32_t published, combined, copied;
   int member;
+  const void *sum, *team; /* running sums of the piece; see add_member */
 };
 
 typedef struct gbi_local gbi_local;
 
-/* members: those of this host, in member order; area indices in `local`. */
+/* members: those of this host, in member order; area indices in `local`.
+ * teams: see ccl.h, NULL for none. */
 gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
-                         int count, int me, uint64_t *moved,
+                         const int *teams, int count, int me, uint64_t *moved,
                          gbi_local **local_p, gb_error *error);
 void gbi_local_address(const gbi_local *local, gbi_writer *out);
 /* address of each member, in member order. */
