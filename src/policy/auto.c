@@ -1,26 +1,33 @@
 /* auto: each call takes the policy that measured best for calls like it, by
  * collective, bytes and topology. A pure function of what all ranks know, so
- * all choose alike. docs/policies/auto.md has the figures. */
+ * all choose alike. */
 #include "policy/policy.h"
 
-/* The table, where more than one policy can carry a call: the first line that
- * fits the topology, is open to the group and takes the collective and bytes.
- * The last takes what is left. */
+/* The table: a call takes the first line that its topology fits, that is open
+ * to its group, and that takes its collective and bytes. The last takes what is
+ * left. docs/policies/auto.md has the figures. */
 typedef struct line {
   const gbi_policy_ops *policy;
-  uint64_t least_bytes; /* of the call's larger buffer */
+  int op;                /* GBI_OP_COUNT: any */
+  uint64_t least, most;  /* bytes of the call's larger buffer */
+  bool pair;             /* two ranks only, an island each */
 } line;
 
 static const line lines[] = {
     /* One island has no bridge. */
-    {&gbi_policy_native_only, 0},
-    /* One host: all ranks see one memory, and one step there takes a third to
-     * nine tenths of the time of three hops (auto.md). */
-    {&gbi_policy_direct, 0},
-    /* Islands over several hosts, a link a host: below, the segments of a call
-     * cost more than a second line brings (sharded-bridge.md). */
-    {&gbi_policy_sharded_bridge, 256 << 10},
-    {&gbi_policy_reduce_bridge_broadcast, 0},
+    {&gbi_policy_native_only, GBI_OP_COUNT, 0, UINT64_MAX, false},
+    /* Two ranks on one host: the bridge's own step is all there is to an
+     * all_reduce, and between these sizes it takes 5 to 14 % less time than a
+     * step of the island's kind. */
+    {&gbi_policy_reduce_bridge_broadcast, GBI_OP_ALL_REDUCE, 8193, 4 << 20,
+     true},
+    /* One host: all ranks see one memory. A step there takes a third to nine
+     * tenths of the time of the three hops. */
+    {&gbi_policy_direct, GBI_OP_COUNT, 0, UINT64_MAX, false},
+    /* Islands over several hosts each, with a link a host. Shorter calls lose
+     * more to their segments than a second line brings. */
+    {&gbi_policy_sharded_bridge, GBI_OP_COUNT, 256 << 10, UINT64_MAX, false},
+    {&gbi_policy_reduce_bridge_broadcast, GBI_OP_COUNT, 0, UINT64_MAX, false},
 };
 
 /* The hosts of the island that has the fewest. */
@@ -51,17 +58,23 @@ static bool open_to(const gbi_policy_ops *policy, const gbi_policy_env *env) {
   return true;
 }
 
+static bool takes(const line *l, const gbi_policy_env *env,
+                  const gbi_coll *coll, uint64_t bytes) {
+  return open_to(l->policy, env) &&
+         (l->op == GBI_OP_COUNT || l->op == coll->op) && bytes >= l->least &&
+         bytes <= l->most && (!l->pair || env->topology->world == 2);
+}
+
 const gbi_policy_ops *gbi_auto_choose(const gbi_policy_env *env,
                                       const gbi_coll *coll) {
   uint64_t bytes = gbi_coll_bytes(coll, env->topology->world);
   /* The bridge is where sums are compressed. */
-  bool needs_bridge = gbi_plan_codec(env, coll) != GBI_CODEC_NONE;
-  for (size_t i = 0; i < GBI_COUNT(lines); i++) {
-    const gbi_policy_ops *policy = lines[i].policy;
-    if (!open_to(policy, env) || bytes < lines[i].least_bytes) continue;
-    if (policy != &gbi_policy_direct || !needs_bridge) return policy;
-  }
-  return &gbi_policy_flat; /* never: one of the first and the last fits */
+  bool bridge = gbi_plan_codec(env, coll) != GBI_CODEC_NONE;
+  const line *l = lines;
+  while (!takes(l, env, coll, bytes) ||
+         (bridge && l->policy == &gbi_policy_direct))
+    l++;
+  return l->policy;
 }
 
 static bool fits(const gbi_topology *topology) {

@@ -35,7 +35,7 @@ enum {
  * The reads come in ascending rounds, and every round is read before the slot's
  * next round is published (2 * AHEAD + 1 < depth), so it cannot wait for
  * itself. */
-enum { AHEAD = 2, PART_ALIGN = 64, PIECE_LEAST = 16384 };
+enum { AHEAD = 2, PART_ALIGN = 64, PIECE_LEAST = 32768 };
 
 typedef struct peer {
   gbi_ring ring;
