@@ -1,33 +1,27 @@
-/* auto: each call takes the policy that measured best for calls like it, by
- * collective, bytes and topology. A pure function of what all ranks know, so
- * all choose alike. */
+/* auto: each call takes the policy that measured best for calls like it. A pure
+ * function of what all ranks know, so that all choose alike. */
 #include "policy/policy.h"
 
-/* The table: a call takes the first line that its topology fits, that is open
- * to its group, and that takes its collective and bytes. The last takes what is
- * left. docs/policies/auto.md has the figures. */
+/* The table: a call takes the first line whose policy fits the topology and is
+ * open to the group, from so many bytes on. Compressed sums pass by the one
+ * that has no bridge. One of the first and the last fits always.
+ * docs/policies/auto.md has the figures. */
 typedef struct line {
   const gbi_policy_ops *policy;
-  int op;                /* GBI_OP_COUNT: any */
-  uint64_t least, most;  /* bytes of the call's larger buffer */
-  bool pair;             /* two ranks only, an island each */
+  uint64_t least; /* bytes of the call's larger buffer */
 } line;
 
 static const line lines[] = {
     /* One island has no bridge. */
-    {&gbi_policy_native_only, GBI_OP_COUNT, 0, UINT64_MAX, false},
-    /* Two ranks on one host: the bridge's own step is all there is to an
-     * all_reduce, and between these sizes it takes 5 to 14 % less time than a
-     * step of the island's kind. */
-    {&gbi_policy_reduce_bridge_broadcast, GBI_OP_ALL_REDUCE, 8193, 4 << 20,
-     true},
-    /* One host: all ranks see one memory. A step there takes a third to nine
-     * tenths of the time of the three hops. */
-    {&gbi_policy_direct, GBI_OP_COUNT, 0, UINT64_MAX, false},
+    {&gbi_policy_native_only, 0},
+    /* One host: all ranks see one memory, and a step of all of them there takes
+     * a third to nine tenths of the time of the three hops, in every
+     * collective, at every size. */
+    {&gbi_policy_direct, 0},
     /* Islands over several hosts each, with a link a host. Shorter calls lose
      * more to their segments than a second line brings. */
-    {&gbi_policy_sharded_bridge, GBI_OP_COUNT, 256 << 10, UINT64_MAX, false},
-    {&gbi_policy_reduce_bridge_broadcast, GBI_OP_COUNT, 0, UINT64_MAX, false},
+    {&gbi_policy_sharded_bridge, 256 << 10},
+    {&gbi_policy_reduce_bridge_broadcast, 0},
 };
 
 /* The hosts of the island that has the fewest. */
@@ -58,21 +52,14 @@ static bool open_to(const gbi_policy_ops *policy, const gbi_policy_env *env) {
   return true;
 }
 
-static bool takes(const line *l, const gbi_policy_env *env,
-                  const gbi_coll *coll, uint64_t bytes) {
-  return open_to(l->policy, env) &&
-         (l->op == GBI_OP_COUNT || l->op == coll->op) && bytes >= l->least &&
-         bytes <= l->most && (!l->pair || env->topology->world == 2);
-}
-
 const gbi_policy_ops *gbi_auto_choose(const gbi_policy_env *env,
                                       const gbi_coll *coll) {
   uint64_t bytes = gbi_coll_bytes(coll, env->topology->world);
   /* The bridge is where sums are compressed. */
-  bool bridge = gbi_plan_codec(env, coll) != GBI_CODEC_NONE;
+  bool coded = gbi_plan_codec(env, coll) != GBI_CODEC_NONE;
   const line *l = lines;
-  while (!takes(l, env, coll, bytes) ||
-         (bridge && l->policy == &gbi_policy_direct))
+  while (!open_to(l->policy, env) || bytes < l->least ||
+         (coded && l->policy == &gbi_policy_direct))
     l++;
   return l->policy;
 }
@@ -90,8 +77,7 @@ static void make(const gbi_policy_env *env, gbi_plan *plan) {
 
 const gbi_policy_ops gbi_policy_auto = {
     .name = "auto",
-    .help = "by each call's collective and bytes and by the topology, what "
-            "measured best",
+    .help = "by topology and by a call's bytes, the policy that measured best",
     .fits = fits,
     .plan = make,
 };

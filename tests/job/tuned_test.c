@@ -122,7 +122,7 @@ static void must_be_refused_everywhere(const char *words, const char *more) {
   gb_job *job;
   gb_error error;
   double start = test_now();
-  gb_status status = try_open(20000, NULL, &job, &error);
+  gb_status status = try_open(20000, "auto", &job, &error);
   unlink(path);
   must_fail(status, &error, start, 10, words, more);
 }
