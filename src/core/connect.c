@@ -40,6 +40,11 @@ void gbi_connect_watch(gb_job *job, gbi_hostarea *area, gbi_comm **comms) {
 
 /* ---- communicators ---- */
 
+/* Only between islands is there anything to compress. */
+static gbi_codec codec_of(const gbi_group_spec *spec) {
+  return spec->topology->islands_count > 1 ? gbi_core_codec() : GBI_CODEC_NONE;
+}
+
 /* Group ranks of the members of this rank's communicator on `resource`, none
  * when it has none. Returns how many; *me_p: this rank's place. */
 static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
@@ -48,10 +53,12 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
   const gbi_island *island = &t->islands[t->island_of[spec->me]];
   int count = 0;
   *me_p = -1;
-  if (resource == GBI_ON_ISLAND) {
+  bool bridges =
+      gbi_policy_needs_bridge(spec->policy, codec_of(spec), spec->direct);
+  if (resource == GBI_ON_ISLAND && bridges) {
     count = island->count;
     memcpy(ranks, island->ranks, sizeof *ranks * (size_t)count);
-  } else if (resource == GBI_ON_BRIDGE &&
+  } else if (resource == GBI_ON_BRIDGE && bridges &&
              t->link_of[spec->me] < spec->links) {
     for (int i = 0; i < t->islands_count; i++)
       ranks[count++] = gbi_topology_linked(t, spec->me, i);
@@ -259,11 +266,6 @@ static gb_status open_mesh(connector *c, gb_error *error) {
   const gbi_group_spec *spec = c->spec;
   return gbi_mesh_open(gbi_job_p2p_of(c->job), spec->id, spec->ranks,
                        spec->count, spec->me, &c->comms[GBI_ON_MESH], error);
-}
-
-/* Only between islands is there anything to compress. */
-static gbi_codec codec_of(const gbi_group_spec *spec) {
-  return spec->topology->islands_count > 1 ? gbi_core_codec() : GBI_CODEC_NONE;
 }
 
 static gb_status open_compress(gbi_engine *engine, gbi_codec codec,

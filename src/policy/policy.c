@@ -47,6 +47,13 @@ bool gbi_policy_needs_world(const gbi_policy_ops *policy,
   return false;
 }
 
+bool gbi_policy_needs_bridge(const gbi_policy_ops *policy, gbi_codec codec,
+                             bool direct) {
+  bool passes = policy == &gbi_policy_direct ||
+                (policy == &gbi_policy_auto && codec == GBI_CODEC_NONE);
+  return !direct || !passes;
+}
+
 int gbi_policy_links(const gbi_policy_ops *policy, const gbi_rules *rules,
                      const gbi_topology *topology, int most) {
   if (topology->islands_count < 2) return 0;

@@ -64,6 +64,11 @@ bool gbi_policy_needs_world(const gbi_policy_ops *policy,
                             const struct gbi_rules *rules,
                             const gbi_topology *topology, bool direct);
 
+/* Whether it needs those of islands and bridge: not where every call of it goes
+ * direct, which is most groups of one host. */
+bool gbi_policy_needs_bridge(const gbi_policy_ops *policy, gbi_codec codec,
+                             bool direct);
+
 /* Makes and seals one rank's plan. The caller frees it. */
 gb_status gbi_policy_plan(const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
