@@ -57,7 +57,7 @@ struct gbi_local {
   uint8_t *scratch; /* one piece: root's running sum when dst is src */
   uint8_t *team_scratch; /* one piece: the running sum of a team */
   uint64_t window_offset;
-  size_t window_bytes;
+  size_t window_bytes, slot_bytes;
   uint64_t next_round;
   gbi_call announced;
   uint64_t chain; /* over every call announced, to find late disagreement */
@@ -103,9 +103,9 @@ static void set_order(gbi_local *local, const int *teams) {
 }
 
 /* One piece, touched once, here. */
-static uint8_t *new_scratch(void) {
-  uint8_t *scratch = gbi_aligned_alloc(4096, GBI_LOCAL_SLOT_BYTES);
-  if (scratch) memset(scratch, 0, GBI_LOCAL_SLOT_BYTES);
+static uint8_t *new_scratch(const gbi_local *local) {
+  uint8_t *scratch = gbi_aligned_alloc(4096, local->slot_bytes);
+  if (scratch) memset(scratch, 0, local->slot_bytes);
   return scratch;
 }
 
@@ -121,16 +121,19 @@ gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
   local->moved = moved;
   local->peers = gbi_calloc((size_t)count, sizeof *local->peers);
   local->seen = gbi_calloc((size_t)count, sizeof *local->seen);
+  local->slot_bytes = teams && count >= GBI_LOCAL_CROWD
+                          ? GBI_LOCAL_SLOT_BYTES / 2
+                          : GBI_LOCAL_SLOT_BYTES;
   local->order = gbi_calloc((size_t)count, sizeof *local->order);
   local->joins = gbi_calloc((size_t)count, sizeof *local->joins);
-  local->scratch = new_scratch();
-  if (teams) local->team_scratch = new_scratch();
+  local->scratch = new_scratch(local);
+  if (teams) local->team_scratch = new_scratch(local);
   gb_status status = GB_OK;
   if (!local->peers || !local->seen || !local->order || !local->joins ||
       !local->scratch || (teams && !local->team_scratch))
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   local->window_bytes =
-      gbi_ring_bytes(count, GBI_LOCAL_DEPTH, GBI_LOCAL_SLOT_BYTES);
+      gbi_ring_bytes(count, GBI_LOCAL_DEPTH, local->slot_bytes);
   if (status == GB_OK && count > 1) {
     status = gbi_hostarea_alloc(area, local->window_bytes,
                                 &local->window_offset, error);
@@ -163,7 +166,7 @@ gb_status gbi_local_connect(gbi_local *local, gbi_reader *addresses,
                              &p->window, error));
     p->window_offset = offset;
     gbi_ring_init(&p->ring, p->window, local->count, GBI_LOCAL_DEPTH,
-                  GBI_LOCAL_SLOT_BYTES, i, i == local->me ? local->seen : NULL);
+                  local->slot_bytes, i, i == local->me ? local->seen : NULL);
   }
   return GB_OK;
 }
@@ -225,9 +228,9 @@ static void take_out(gbi_local *local, gbi_local_step *step) {
 
 /* Several pieces let the copies of the two sides overlap; tiny ones cost a
  * wake each. */
-static size_t piece_bytes_of(size_t bytes) {
+static size_t piece_bytes_of(const gbi_local *local, size_t bytes) {
   size_t piece = (bytes / 4 + 4095) / 4096 * 4096;
-  return GBI_MIN(GBI_MAX(piece, PIECE_LEAST), GBI_LOCAL_SLOT_BYTES);
+  return GBI_MIN(GBI_MAX(piece, PIECE_LEAST), local->slot_bytes);
 }
 
 static uint8_t role_of(const gbi_local *local, const gbi_local_step *step) {
@@ -275,7 +278,7 @@ void gbi_local_start(gbi_local *local, const gbi_comm_step *what,
       .combine = gbi_combine_kernel(what->dtype, what->redop)};
   step->piece_bytes = all_reduce && bytes <= GBI_LOCAL_SMALL_BYTES
                           ? GBI_LOCAL_SMALL_BYTES
-                          : piece_bytes_of(bytes);
+                          : piece_bytes_of(local, bytes);
   step->pieces =
       (uint32_t)((bytes + step->piece_bytes - 1) / step->piece_bytes);
   step->role = role_of(local, step);

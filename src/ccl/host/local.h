@@ -15,6 +15,9 @@
 /* Part of ALL_REDUCE that fits goes in one round, added by everybody. */
 #define GBI_LOCAL_SMALL_BYTES 8192
 #define GBI_LOCAL_SLOT_BYTES (128 * 1024)
+/* With this many members in teams slots are half as long: every member maps the
+ * slots of all, and a group is to open as fast as one over a bridge. */
+#define GBI_LOCAL_CROWD 5
 #define GBI_LOCAL_DEPTH 8
 
 typedef struct gbi_local_step gbi_local_step;
