@@ -54,6 +54,8 @@ static void same_bits(const char *other, given given, const char *links) {
   setenv("GPUBRIDGE_CHUNK_BYTES", "24K", 1);
   results got = run_all("sharded-bridge", given);
   must_equal(&got, &want, other);
+  free(want.bytes);
+  free(got.bytes);
 }
 
 /* `islands`: one digit a rank. */
