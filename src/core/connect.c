@@ -63,7 +63,8 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
     for (int i = 0; i < t->islands_count; i++)
       ranks[count++] = gbi_topology_linked(t, spec->me, i);
   } else if (resource == GBI_ON_WORLD &&
-             gbi_policy_needs_world(spec->policy, spec->rules, t, spec->direct)) {
+             gbi_policy_needs_world(spec->policy, spec->rules, t,
+                                    spec->direct)) {
     for (int r = 0; r < spec->count; r++) ranks[count++] = r;
   }
   for (int i = 0; i < count; i++)

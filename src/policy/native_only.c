@@ -7,7 +7,8 @@
  *   reduce          W:reduce, divide on the root for AVG
  *   broadcast       W:broadcast
  *   all_gather      copy own row, W:broadcast of each row from its rank
- *   reduce_scatter  W:reduce of each slice onto its rank, divide for AVG
+ *   reduce_scatter  W:reduce of each slice onto its rank, divide for AVG; or
+ *                   W:all_reduce into scratch, copy own slice
  * The v forms are the same with rows of their own lengths. Wide calls (an AVG
  * of float16, float8, scaled sums) go through scratch of the wide type, chunk
  * by chunk. */
@@ -16,8 +17,8 @@
 /* On one host an all_reduce of these many bytes is a reduce onto rank 0 and a
  * broadcast: ranks wait for each other once each way, not in every piece. With
  * 8 ranks on 2 cores that took half the time at 16 KiB, three quarters at
- * 256 KiB. Longer ones are added up by all, each its part; shorter ones by
- * everybody in one round. */
+ * 256 KiB. (Two ranks have nobody else to wait for.) Longer ones are added up
+ * by all, each its part; shorter ones by everybody in one round. */
 enum { SMALL_BYTES = 8192, BY_ONE_BYTES = 256 * 1024 };
 
 /* Which communicator, for whose plan. */
@@ -97,10 +98,39 @@ static void plan_reduce_scatter_wide(const maker *m) {
   }
 }
 
+/* All slices to everybody, in one round instead of one a rank. */
+static void plan_reduce_scatter_small(const maker *m) {
+  gbi_plan *plan = m->plan;
+  int rank = m->env->rank;
+  uint64_t at = gbi_plan_row_at(plan, rank);
+  uint64_t all = gbi_plan_row_at(plan, m->env->topology->world);
+  uint64_t size = gb_dtype_bytes((gb_dtype)plan->coll.dtype);
+  gbi_ref out = gbi_ref_to(GBI_OUT, 0);
+  gbi_step step = {.resource = (uint8_t)m->on,
+                   .verb = GBI_DO_ALL_REDUCE,
+                   .src = gbi_ref_to(GBI_IN, 0),
+                   .dst = gbi_ref_to(GBI_SCRATCH, 0),
+                   .count = all};
+  plan->scratch_bytes = all * size;
+  uint32_t last = gbi_plan_add(plan, &step);
+  uint64_t count = gbi_plan_row_at(plan, rank + 1) - at;
+  last = add_local(m, GBI_DO_COPY, gbi_ref_to(GBI_SCRATCH, at * size), out,
+                   count, last, 1);
+  if (plan->coll.redop == GB_AVG)
+    add_local(m, GBI_DO_DIVIDE, out, out, count, last, 1);
+}
+
 static void plan_reduce_scatter(const maker *m) {
   gbi_plan *plan = m->plan;
   if (gbi_coll_is_wide(&plan->coll)) {
     plan_reduce_scatter_wide(m);
+    return;
+  }
+  uint64_t all = gbi_plan_row_at(plan, m->env->topology->world) *
+                 gb_dtype_bytes((gb_dtype)plan->coll.dtype);
+  uint64_t most = GBI_MIN(SMALL_BYTES, m->env->chunk_bytes); /* of scratch */
+  if (all && all <= most && m->env->topology->hosts_count == 1) {
+    plan_reduce_scatter_small(m);
     return;
   }
   uint32_t mine = 0;
@@ -164,7 +194,8 @@ static void plan_whole(const maker *m, int verb, int root) {
 static void plan_all_reduce(const maker *m) {
   gbi_plan *plan = m->plan;
   uint64_t bytes = gbi_coll_bytes(&plan->coll, m->env->topology->world);
-  if (m->env->topology->hosts_count > 1 || bytes <= SMALL_BYTES ||
+  const gbi_topology *t = m->env->topology;
+  if (t->hosts_count > 1 || t->world < 3 || bytes <= SMALL_BYTES ||
       bytes > BY_ONE_BYTES) {
     plan_whole(m, GBI_DO_ALL_REDUCE, 0);
     return;

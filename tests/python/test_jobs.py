@@ -110,7 +110,12 @@ for policy, bridge in (
     ("reduce-bridge-broadcast", None),
     ("flat", None),
 ):
-    gpubridge.init(policy=policy, bridge=bridge)
+    try:
+        gpubridge.init(policy=policy, bridge=bridge)
+    except RuntimeError as error:  # one island, or several hosts
+        assert f'"{policy}" does not fit' in str(error), error
+        print(policy, "checks nothing")
+        continue
     print(policy, bridge, "checks", compare())
     gpubridge.destroy()
 """
