@@ -15,8 +15,8 @@ static const line lines[] = {
     /* One island has no bridge. */
     {&gbi_policy_native_only, 0},
     /* One host: all ranks see one memory, and a step of all of them there takes
-     * a third to nine tenths of the time of the three hops, in every
-     * collective, at every size. */
+     * a third to nine tenths of the time of the three hops on 2 + 2 ranks, in
+     * every collective, at every size. */
     {&gbi_policy_direct, 0},
     /* Islands over several hosts each, with a link a host. Shorter calls lose
      * more to their segments than a second line brings. */
