@@ -118,6 +118,9 @@ def run_rank(result_path, seed):
     from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
+    # As between two machines, one of each vendor: over the bridge. Left alone, ranks
+    # that share a host, as these do, would meet in its memory without one.
+    os.environ.setdefault("GPUBRIDGE_POLICY", "reduce-bridge-broadcast")
     dist.init_process_group(backend="gpubridge")
     topology = gpubridge.get_topology()
     rank, world = topology.rank, topology.world_size
@@ -165,7 +168,7 @@ def print_layout(topology):
             f"rank {island.leader} leads and holds its end of the bridge"
         )
     print(f"  bridge {topology.bridge_name}: {topology.selection['reason']}")
-    print(f"  policy {topology.policy_name}")
+    print(f"  policy {topology.policy_name}, as between two machines")
 
 
 # ---- the picture ----

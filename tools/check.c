@@ -348,6 +348,22 @@ static void print_fact(void *arg, const char *name, const char *value) {
   printf("rank %d: %s %s\n", *(int *)arg, name, value);
 }
 
+/* Where auto passes the bridge by, it is checked too: another layout of hosts
+ * would need it. */
+static gb_status check_bridge(checker *c, long *failures, gb_error *error) {
+  gb_group_params params = GB_GROUP_PARAMS_INIT;
+  int *ranks = malloc((size_t)c->world * sizeof *ranks);
+  if (!ranks) return GB_ERR_MEMORY;
+  for (int r = 0; r < c->world; r++) ranks[r] = r;
+  params.policy = params.name = "reduce-bridge-broadcast";
+  gb_status status =
+      gb_group_open(c->job, ranks, c->world, &params, &c->group, error);
+  free(ranks);
+  if (status != GB_OK) return status;
+  if (!c->rank) printf("the same over the bridge, policy %s\n", params.policy);
+  return check_all(c, failures, error);
+}
+
 typedef struct check_options {
   const char *islands, *policy, *bridge, *init_method;
   long count, timeout_s;
@@ -372,6 +388,9 @@ static int check_in_job(const check_options *o) {
     c.group = gb_job_world(c.job);
     print_layout(&c);
     status = check_all(&c, &failures, &error);
+    if (status == GB_OK && !strcmp(info.policy, "auto") &&
+        !strcmp(info.bridge, "shm"))
+      status = check_bridge(&c, &failures, &error);
     if (o->verbose) gb_job_telemetry(c.job, print_fact, &c.rank);
     (void)gb_job_close(c.job, NULL);
   }

@@ -32,7 +32,7 @@ static const char *const collectives[] = {"all_reduce", "broadcast", "reduce",
                                           "all_gather", "reduce_scatter"};
 enum { COLLECTIVES = sizeof collectives / sizeof collectives[0], ROWS = 3 };
 static const char default_policies[] =
-    "reduce-bridge-broadcast,native-only,sharded-bridge,flat";
+    "direct,reduce-bridge-broadcast,native-only,sharded-bridge,flat";
 
 typedef struct tuner {
   gb_job *job;

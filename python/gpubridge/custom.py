@@ -12,6 +12,7 @@ _TRANSPORTS = {}
 _BUILT_IN_POLICIES = (
     "auto",
     "native-only",
+    "direct",
     "reduce-bridge-broadcast",
     "pipelined-reduce-bridge-broadcast",
     "sharded-bridge",

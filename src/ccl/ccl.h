@@ -21,5 +21,13 @@
 gb_status gbi_ccl_host_open(const gbi_transport_params *params,
                             const int *host_index, gbi_comm **comm_p,
                             gb_error *error);
+/* The same with members in teams: members with equal numbers are one. On one
+ * host a reduction then adds up each team in member order, and the teams' sums
+ * in the order of their first members: the bits of a step inside each team and
+ * one over the teams, for half types too. Across hosts the numbers say nothing.
+ * NULL: no teams. */
+gb_status gbi_ccl_host_open_teams(const gbi_transport_params *params,
+                                  const int *host_index, const int *teams,
+                                  gbi_comm **comm_p, gb_error *error);
 
 #endif

@@ -38,6 +38,11 @@ void gbi_connect_watch(gb_job *job, gbi_hostarea *area, gbi_comm **comms) {
 
 /* ---- communicators ---- */
 
+/* Only between islands is there anything to compress. */
+static gbi_codec codec_of(const gbi_group_spec *spec) {
+  return spec->topology->islands_count > 1 ? gbi_core_codec() : GBI_CODEC_NONE;
+}
+
 /* Group ranks of the members of this rank's communicator on `resource`, none
  * when it has none. Returns how many; *me_p: this rank's place. */
 static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
@@ -46,15 +51,18 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
   const gbi_island *island = &t->islands[t->island_of[spec->me]];
   int count = 0;
   *me_p = -1;
-  if (resource == GBI_ON_ISLAND) {
+  bool bridges =
+      gbi_policy_needs_bridge(spec->policy, codec_of(spec), spec->direct);
+  if (resource == GBI_ON_ISLAND && bridges) {
     count = island->count;
     memcpy(ranks, island->ranks, sizeof *ranks * (size_t)count);
-  } else if (resource == GBI_ON_BRIDGE &&
+  } else if (resource == GBI_ON_BRIDGE && bridges &&
              t->link_of[spec->me] < spec->links) {
     for (int i = 0; i < t->islands_count; i++)
       ranks[count++] = gbi_topology_linked(t, spec->me, i);
   } else if (resource == GBI_ON_WORLD &&
-             gbi_policy_needs_world(spec->policy, spec->rules)) {
+             gbi_policy_needs_world(spec->policy, spec->rules, t,
+                                    spec->direct)) {
     for (int r = 0; r < spec->count; r++) ranks[count++] = r;
   }
   for (int i = 0; i < count; i++)
@@ -126,7 +134,7 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
   const gbi_group_spec *spec = c->spec;
   const gbi_discovery *d = job->discovery;
   size_t n = (size_t)spec->count;
-  int *ranks = gbi_malloc(sizeof *ranks * n * 2), me;
+  int *ranks = gbi_malloc(sizeof *ranks * n * 3), me;
   gbi_member *members = gbi_calloc(n, sizeof *members);
   if (!ranks || !members) {
     free(ranks);
@@ -134,12 +142,13 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
   }
   int count = comm_members(spec, resource, ranks, &me);
-  int *hosts = ranks + n;
+  int *hosts = ranks + n, *islands = ranks + 2 * n;
   for (int i = 0; i < count; i++) {
     int rank = spec->ranks[ranks[i]];
     members[i] = (gbi_member){rank, gbi_hostarea_index_of(job->area, rank),
                               d->records[rank].hostname, d->labels[rank]};
     hosts[i] = spec->topology->host_of[ranks[i]];
+    islands[i] = spec->topology->island_of[ranks[i]];
   }
   gbi_transport_params params = {
       .members = members,
@@ -157,7 +166,8 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
     status = gbi_bridge_open(gbi_transport_find(spec->bridge), &params,
                              &c->comms[resource], error);
   else if (count)
-    status = gbi_ccl_host_open(&params, hosts, &c->comms[resource], error);
+    status = gbi_ccl_host_open_teams(&params, hosts, islands,
+                                     &c->comms[resource], error);
   free(ranks);
   free(members);
   return status;
@@ -250,11 +260,6 @@ static gb_status open_mesh(connector *c, gb_error *error) {
                        spec->count, spec->me, &c->comms[GBI_ON_MESH], error);
 }
 
-/* Only between islands is there anything to compress. */
-static gbi_codec codec_of(const gbi_group_spec *spec) {
-  return spec->topology->islands_count > 1 ? gbi_core_codec() : GBI_CODEC_NONE;
-}
-
 static gb_status open_compress(gbi_engine *engine, gbi_codec codec,
                                gb_error *error) {
   if (codec == GBI_CODEC_NONE) return GB_OK;
@@ -283,6 +288,7 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .chunk_bytes = chunk,
       .links = spec->links,
       .codec = codec_of(spec),
+      .direct = spec->direct,
       .job = job,
       .p2p = job->p2p,
       .control = job->control,

@@ -16,6 +16,7 @@ typedef struct gbi_group_spec {
   const gbi_rules *rules; /* NULL: none; outlive the group */
   int links;          /* between its islands: gbi_policy_links */
   const char *bridge; /* resolved: a transport's name, or "none" */
+  bool direct;        /* see gbi_policy_env */
   uint64_t timeout_ms, deadline_ns;
 } gbi_group_spec;
 

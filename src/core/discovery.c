@@ -121,15 +121,14 @@ static gb_status read_rules(gbi_discovery *d, gb_error *error) {
                          "the rules in rank 0's record are malformed");
   const gbi_rule *misfit = gbi_rules_misfit(d->rules, d->topology);
   if (!misfit) return GB_OK;
-  char fit[512];
+  char fit[512], what[64];
   gbi_policy_names(d->topology, fit, sizeof fit);
+  gbi_topology_text(d->topology, what, sizeof what);
   return gbi_fail(error, GB_ERR_REFUSED,
                   "rule %d of GPUBRIDGE_THRESHOLDS names the policy \"%s\", "
-                  "which does not fit a job of %d %s. Policies that fit: "
-                  "auto, %s",
+                  "which does not fit a job of %s. Policies that fit: %s",
                   (int)(misfit - d->rules->rules) + 1, misfit->policy->name,
-                  d->topology->islands_count,
-                  d->topology->islands_count == 1 ? "island" : "islands", fit);
+                  what, fit);
 }
 
 /* A number that all ranks agreed on, of rank 0's record; 0 where it says
@@ -165,16 +164,15 @@ static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
   }
   const gbi_policy_ops *policy = gbi_policy_find(asked);
   if (!strcmp(asked, "auto"))
-    policy = d->rules ? &gbi_policy_auto_tuned : gbi_policy_auto(d->topology);
+    policy = d->rules ? &gbi_policy_auto_tuned : &gbi_policy_auto;
   if (!policy || !policy->fits(d->topology)) {
-    char fit[512];
+    char fit[512], what[64];
     gbi_policy_names(d->topology, fit, sizeof fit);
+    gbi_topology_text(d->topology, what, sizeof what);
     return gbi_fail(error, GB_ERR_REFUSED,
-                    "the policy \"%s\" does not fit a job of %d %s. Policies "
-                    "that fit: auto, %s",
-                    asked, d->topology->islands_count,
-                    d->topology->islands_count == 1 ? "island" : "islands",
-                    fit);
+                    "the policy \"%s\" does not fit a job of %s. Policies "
+                    "that fit: %s",
+                    asked, what, fit);
   }
   snprintf(d->policy, sizeof d->policy, "%s", policy->name);
   d->links = gbi_policy_links(policy, d->rules, d->topology, d->links_most);

@@ -66,7 +66,7 @@ GB_TEST(discovery, two_islands_on_one_host) {
   accepted(4);
   GB_CHECK_INT(d->topology->islands_count, 2);
   GB_CHECK_INT(d->topology->hosts_count, 1);
-  GB_CHECK_TEXT(d->policy, "reduce-bridge-broadcast");
+  GB_CHECK_TEXT(d->policy, "auto");
   GB_CHECK_TEXT(d->bridge, gbi_transport_find("shm") ? "shm" : "tcp");
   GB_CHECK(d->bridge_reason[0]);
   GB_CHECK(!strcmp(d->run_kind, "cpu"));
@@ -86,7 +86,7 @@ GB_TEST(discovery, two_islands_on_two_hosts) {
 GB_TEST(discovery, one_island_has_no_bridge) {
   make("nnn", "xyx");
   accepted(3);
-  GB_CHECK_TEXT(d->policy, "native-only");
+  GB_CHECK_TEXT(d->policy, "auto");
   GB_CHECK_TEXT(d->bridge, "none");
   done();
 }
@@ -106,7 +106,7 @@ GB_TEST(discovery, policies_that_do_not_fit) {
   for (int r = 0; r < 4; r++) COPY(records[r].policy, "native-only");
   refused(4,
           "\"native-only\" does not fit a job of 2 islands. Policies that "
-          "fit: auto, reduce-bridge-broadcast, "
+          "fit: auto, direct, reduce-bridge-broadcast, "
           "sharded-bridge, flat, auto-tuned");
   done();
   make("nn", "xx");

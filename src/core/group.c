@@ -158,7 +158,8 @@ static gb_status get_plan(gb_group *g, const gbi_coll *coll,
                           .chunk_bytes = g->p.chunk_bytes,
                           .rules = g->p.rules,
                           .links = g->p.links,
-                          .codec = g->p.codec};
+                          .codec = g->p.codec,
+                          .direct = g->p.direct};
     GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
     entry->policy = g->p.policy;
   }

@@ -33,6 +33,7 @@ typedef struct gbi_group_params {
   uint64_t chunk_bytes;
   int links;                    /* see gbi_policy_env */
   gbi_codec codec;              /* of sums on the bridge */
+  bool direct;                  /* see gbi_policy_env */
   struct gb_job *job;
   gbi_engine *engine;           /* given */
   gbi_control *control;

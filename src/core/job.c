@@ -246,7 +246,8 @@ static gb_status specify_world(opener *o, gb_error *error) {
   if (!o->all) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a list");
   for (int r = 0; r < job->world; r++) o->all[r] = r;
   const gbi_policy_ops *policy = gbi_policy_find(d->policy);
-  if (gbi_parts_has_policy(&job->parts, d->policy))
+  bool own = gbi_parts_has_policy(&job->parts, d->policy);
+  if (own)
     GBI_TRY(gbi_parts_fit(&job->parts, d->topology,
                           (const char(*)[64])d->labels, job->who[job->rank],
                           job->rank, &policy, error));
@@ -259,6 +260,8 @@ static gb_status specify_world(opener *o, gb_error *error) {
                               .rules = d->rules,
                               .links = d->links,
                               .bridge = d->bridge,
+                              .direct = !own && gbi_policy_may_pass(d->topology,
+                                                                    d->bridge),
                               .timeout_ms = job->timeout_ms,
                               .deadline_ns = o->deadline_ns};
   return GB_OK;

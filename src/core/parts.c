@@ -104,7 +104,7 @@ static gb_status failed(const char *who, int rank, int code, const char *where,
 gb_status gbi_parts_fit(const gbi_parts *parts, const gbi_topology *topology,
                         const char (*labels)[64], const char *who, int rank,
                         const gbi_policy_ops **policy_p, gb_error *error) {
-  char text[TEXT_BYTES] = "", fit[512];
+  char text[TEXT_BYTES] = "", fit[512], what[64];
   int world = topology->world;
   const char **list = gbi_malloc(sizeof *list * (size_t)world);
   if (!list) return gbi_fail(error, GB_ERR_MEMORY, "no memory for labels");
@@ -119,12 +119,11 @@ gb_status gbi_parts_fit(const gbi_parts *parts, const gbi_topology *topology,
     return failed(who, rank, code, "asking whether the policy fits", text,
                   error);
   gbi_policy_names(topology, fit, sizeof fit);
+  gbi_topology_text(topology, what, sizeof what);
   return gbi_fail_rank(error, GB_ERR_REFUSED, 0,
-                       "the policy \"%s\" does not fit a job of %d %s. "
-                       "Policies that fit: auto, %s",
-                       parts->policy_name, topology->islands_count,
-                       topology->islands_count == 1 ? "island" : "islands",
-                       fit);
+                       "the policy \"%s\" does not fit a job of %s. "
+                       "Policies that fit: %s",
+                       parts->policy_name, what, fit);
 }
 
 /* ---- before a call ---- */

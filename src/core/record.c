@@ -295,11 +295,11 @@ static void fill_policy(const gb_job_params *params, gbi_record *r,
     copy(r->policy, sizeof r->policy, name);
     return;
   }
-  if (strcmp(name, "auto") && !policy) {
+  if (!policy) {
     char known[512];
     gbi_policy_names(NULL, known, sizeof known);
     gbi_fail(&error, GB_ERR_ARGUMENT,
-             "there is no policy \"%.64s\". Known are auto, %s", name, known);
+             "there is no policy \"%.64s\". Known are %s", name, known);
     add_own(r, &error, own);
   }
   copy(r->policy, sizeof r->policy, policy ? policy->name : "auto");

@@ -220,20 +220,20 @@ static gb_status choose_policy(const gb_job *job, const subgroup *s,
   const gbi_topology *t = s->topology;
   const char *name = asked ? asked : job->discovery->records[0].policy;
   const gbi_policy_ops *automatic =
-      job->discovery->rules ? &gbi_policy_auto_tuned : gbi_policy_auto(t);
+      job->discovery->rules ? &gbi_policy_auto_tuned : &gbi_policy_auto;
   *policy_p = strcmp(name, "auto") ? gbi_policy_find(name) : automatic;
   if (*policy_p && (*policy_p)->fits(t)) return GB_OK;
   if (!asked) { /* the job's own need not fit a part of it */
     *policy_p = automatic;
     return GB_OK;
   }
-  char fit[512];
+  char fit[512], what[64];
   gbi_policy_names(t, fit, sizeof fit);
+  gbi_topology_text(t, what, sizeof what);
   return gbi_fail(error, GB_ERR_ARGUMENT,
-                  "the policy \"%.64s\" does not fit a group of %d %s. "
-                  "Policies that fit: auto, %s",
-                  asked, t->islands_count,
-                  t->islands_count == 1 ? "island" : "islands", fit);
+                  "the policy \"%.64s\" does not fit a group of %s. "
+                  "Policies that fit: %s",
+                  asked, what, fit);
 }
 
 static gb_status prepare(gb_job *job, subgroup *s,
@@ -260,8 +260,10 @@ static gb_status prepare(gb_job *job, subgroup *s,
   GBI_TRY(choose_policy(job, s, params->policy, &spec->policy, error));
   spec->links = gbi_policy_links(spec->policy, spec->rules, s->topology,
                                  job->discovery->links_most);
-  return gbi_discovery_bridge(job->discovery, s->topology, spec->links,
-                              s->ranks, &spec->bridge, &why, error);
+  GBI_TRY(gbi_discovery_bridge(job->discovery, s->topology, spec->links,
+                               s->ranks, &spec->bridge, &why, error));
+  spec->direct = gbi_policy_may_pass(s->topology, spec->bridge);
+  return GB_OK;
 }
 
 /* Some members may be in the middle of connecting: the job ends, so that they

@@ -91,11 +91,11 @@ static gb_status read_policy(const file *f, const jsmntok_t *object, int number,
     snprintf(name, sizeof name, "%.*s", GBI_MIN(length(t), 63),
              f->json + t->start);
   rule->policy = gbi_rules_policy(name);
-  if (rule->policy || !strcmp(name, "auto")) return GB_OK;
+  if (rule->policy) return GB_OK;
   gbi_policy_names(NULL, known, sizeof known);
   return refuse(f,
                 "rule %d names the policy \"%s\", which a rule cannot. Known "
-                "are auto, %s, but not auto-tuned itself",
+                "are %s, but not auto-tuned itself",
                 number, name, known);
 }
 

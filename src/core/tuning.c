@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "core/settings.h"
 #include "policy/choose.h"
 
 #include <math.h>
@@ -67,12 +68,14 @@ static size_t bytes_of(int size) {
 
 /* ---- candidates ---- */
 
-/* Slow on purpose, or not a way of its own. */
-static bool left_out(const gbi_policy_ops *policy) {
+/* Slow on purpose, or not a way of its own. What passes the bridge by is none
+ * for auto, where the bridge was named or sums are to be compressed. */
+static bool left_out(const tuner *t, const gbi_policy_ops *policy) {
   static const char *const names[] = {"flat", "auto", "auto-tuned"};
   for (size_t i = 0; i < GBI_COUNT(names); i++)
     if (!strcmp(policy->name, names[i])) return true;
-  return false;
+  return policy == &gbi_policy_direct &&
+         (!t->spec->direct || gbi_core_codec() != GBI_CODEC_NONE);
 }
 
 /* Rules that name each candidate: what a group needs to carry all of them. */
@@ -82,7 +85,7 @@ static void list_candidates(tuner *t, gbi_rules *rules) {
   memset(rules, 0, sizeof *rules);
   t->count = 0;
   for (int i = 0; (policy = gbi_policy_nth(i)) && t->count < POLICIES; i++) {
-    if (left_out(policy) || !policy->fits(topology)) continue;
+    if (left_out(t, policy) || !policy->fits(topology)) continue;
     t->policies[t->count++] = policy;
     rules->rules[rules->count++] =
         (gbi_rule){.max_bytes = UINT64_MAX, .policy = policy};
@@ -368,7 +371,8 @@ static void make_rules(const tuner *t, gbi_rules *rules) {
   if (choose(t, GBI_RULES_ALL_REDUCE, all)) {
     add_rules(t, GBI_RULES_ALL, all, rules);
   } else {
-    rules->rules[rules->count++] = (gbi_rule){.max_bytes = UINT64_MAX};
+    rules->rules[rules->count++] = 
+        (gbi_rule){.max_bytes = UINT64_MAX, .policy = &gbi_policy_auto};
     for (int s = 0; s < SIZES; s++) all[s] = -1;
   }
   for (int list = GBI_RULES_BROADCAST; list < LISTS; list++)

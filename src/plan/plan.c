@@ -77,6 +77,13 @@ void gbi_coll_extents(const gbi_coll *coll, int rank, int world, uint64_t *in,
   }
 }
 
+uint64_t gbi_coll_bytes(const gbi_coll *coll, int world) {
+  uint64_t in, out, size = gb_dtype_bytes((gb_dtype)coll->dtype);
+  gbi_coll_extents(coll, 0, world, &in, &out);
+  uint64_t most = GBI_MAX(in, out);
+  return most > UINT64_MAX / size ? UINT64_MAX : most * size;
+}
+
 int32_t gbi_coll_counts_hash(const gbi_coll *coll) {
   if (!coll->counts_count) return -1;
   uint64_t hash = coll->counts_count;

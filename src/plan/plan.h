@@ -130,6 +130,9 @@ uint64_t *gbi_coll_copy_counts(const gbi_coll *coll);
 /* Elements of the input and the output of `rank`. */
 void gbi_coll_extents(const gbi_coll *coll, int rank, int world, uint64_t *in,
                       uint64_t *out);
+/* Bytes of its larger buffer on rank 0, which stands for all: what is chosen by
+ * them must come out alike. */
+uint64_t gbi_coll_bytes(const gbi_coll *coll, int world);
 /* What of the lengths ranks must agree on: 31 bits of them, -1 without any. */
 int32_t gbi_coll_counts_hash(const gbi_coll *coll);
 

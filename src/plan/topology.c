@@ -132,6 +132,14 @@ void gbi_topology_free(gbi_topology *topology) {
   free(topology);
 }
 
+void gbi_topology_text(const gbi_topology *t, char *buffer, size_t bytes) {
+  gbi_text text;
+  gbi_text_init(&text, buffer, bytes);
+  gbi_text_add(&text, "%d %s", t->islands_count,
+               t->islands_count == 1 ? "island" : "islands");
+  if (t->hosts_count > 1) gbi_text_add(&text, " on %d hosts", t->hosts_count);
+}
+
 int gbi_topology_position(const gbi_topology *topology, int rank) {
   const gbi_island *island = &topology->islands[topology->island_of[rank]];
   int low = 0, high = island->count - 1;

@@ -37,6 +37,9 @@ gb_status gbi_topology_plan(const char *const *labels, const char *const *hosts,
                             int world, gbi_topology **topology_p,
                             gb_error *error);
 void gbi_topology_free(gbi_topology *topology);
+/* "1 island", "2 islands", "2 islands on 3 hosts": for error texts. */
+void gbi_topology_text(const gbi_topology *topology, char *buffer,
+                       size_t bytes);
 /* Position of `rank` in its island's list. */
 int gbi_topology_position(const gbi_topology *topology, int rank);
 

@@ -1,5 +1,5 @@
 /* auto-tuned: each call takes the policy that the rules name for its bytes.
- * Without rules that is what `auto` takes. */
+ * Without rules that is `auto`. */
 #include "policy/policy.h"
 #include "policy/rules.h"
 

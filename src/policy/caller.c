@@ -101,7 +101,7 @@ static void plan_wide(maker *m, int rows) {
 void gbi_policy_caller_plan(const gbi_policy_env *env, gbi_plan *plan) {
   const gbi_coll *coll = &plan->coll;
   if (!gbi_policy_caller_takes(coll)) {
-    gbi_policy_auto(env->topology)->plan(env, plan);
+    gbi_auto_choose(env, coll)->plan(env, plan);
     return;
   }
   maker m = {.env = env, .plan = plan};

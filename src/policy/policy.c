@@ -4,7 +4,9 @@
 #include <string.h>
 
 static const gbi_policy_ops *const policies[] = {
+    &gbi_policy_auto,
     &gbi_policy_native_only,
+    &gbi_policy_direct,
     &gbi_policy_reduce_bridge_broadcast,
     &gbi_policy_sharded_bridge,
     &gbi_policy_flat,
@@ -24,38 +26,50 @@ const gbi_policy_ops *gbi_policy_nth(int index) {
   return index < (int)GBI_COUNT(policies) ? policies[index] : NULL;
 }
 
-const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology) {
-  return topology->islands_count == 1 ? &gbi_policy_native_only
-                                      : &gbi_policy_reduce_bridge_broadcast;
+bool gbi_policy_may_pass(const gbi_topology *topology, const char *bridge) {
+  return gbi_policy_direct.fits(topology) && !strcmp(bridge, "shm");
 }
 
-/* The policy itself, or one that its rules name. */
-static bool any_of(const gbi_policy_ops *policy, const gbi_rules *rules,
-                   bool (*wants)(const gbi_policy_ops *policy)) {
-  bool any = wants(policy);
-  if (policy != &gbi_policy_auto_tuned || !rules) return any;
-  for (int i = 0; i < rules->count; i++)
-    any = any || (rules->rules[i].policy && wants(rules->rules[i].policy));
-  return any;
-}
-
-static bool wants_world(const gbi_policy_ops *policy) {
-  return policy->uses_world;
-}
-static bool wants_links(const gbi_policy_ops *policy) {
-  return policy->uses_links;
+/* What calls may travel by, besides the policy itself: number i of it, NULL
+ * behind the last. A rule that does not fit gives way to auto. */
+static const gbi_policy_ops *carrier(const gbi_policy_ops *policy,
+                                     const gbi_rules *rules,
+                                     const gbi_topology *topology, int i) {
+  if (policy != &gbi_policy_auto_tuned) return i ? NULL : policy;
+  if (!rules) return i ? NULL : &gbi_policy_auto;
+  if (i >= rules->count) return NULL;
+  const gbi_policy_ops *named = rules->rules[i].policy;
+  return named->fits(topology) ? named : &gbi_policy_auto;
 }
 
 bool gbi_policy_needs_world(const gbi_policy_ops *policy,
-                            const gbi_rules *rules) {
-  return any_of(policy, rules, wants_world);
+                            const gbi_rules *rules,
+                            const gbi_topology *topology, bool direct) {
+  const gbi_policy_ops *p;
+  for (int i = 0; (p = carrier(policy, rules, topology, i)); i++)
+    if (p->uses_world || (p == &gbi_policy_auto && direct)) return true;
+  return false;
+}
+
+bool gbi_policy_needs_bridge(const gbi_policy_ops *policy, gbi_codec codec,
+                             bool direct) {
+  bool passes = policy == &gbi_policy_direct ||
+                (policy == &gbi_policy_auto && codec == GBI_CODEC_NONE);
+  return !direct || !passes;
 }
 
 int gbi_policy_links(const gbi_policy_ops *policy, const gbi_rules *rules,
                      const gbi_topology *topology, int most) {
   if (topology->islands_count < 2) return 0;
-  return any_of(policy, rules, wants_links) ? gbi_topology_links(topology, most)
-                                            : 1;
+  const gbi_policy_ops *p;
+  int links = 1;
+  for (int i = 0; (p = carrier(policy, rules, topology, i)); i++) {
+    int wants = p == &gbi_policy_auto ? gbi_auto_links(topology, most)
+                : p->uses_links       ? gbi_topology_links(topology, most)
+                                      : 1;
+    links = GBI_MAX(links, wants);
+  }
+  return links;
 }
 
 enum { ONE_HOST_CHUNK_BYTES = 256 * 1024 };

@@ -22,6 +22,7 @@ typedef struct gbi_policy_env {
   const struct gbi_rules *rules; /* of auto-tuned; NULL: none */
   int links;            /* that are open: gbi_policy_links */
   gbi_codec codec;      /* of sums on the bridge; equal on all ranks */
+  bool direct; /* auto may pass the bridge by: gbi_policy_may_pass */
 } gbi_policy_env;
 
 typedef struct gbi_policy_ops {
@@ -34,7 +35,9 @@ typedef struct gbi_policy_ops {
   bool uses_links; /* needs the links beside the leaders' */
 } gbi_policy_ops;
 
+extern const gbi_policy_ops gbi_policy_auto;
 extern const gbi_policy_ops gbi_policy_native_only;
+extern const gbi_policy_ops gbi_policy_direct;
 extern const gbi_policy_ops gbi_policy_reduce_bridge_broadcast;
 extern const gbi_policy_ops gbi_policy_sharded_bridge;
 extern const gbi_policy_ops gbi_policy_flat;
@@ -44,8 +47,10 @@ extern const gbi_policy_ops gbi_policy_auto_tuned;
 const gbi_policy_ops *gbi_policy_find(const char *name);
 /* Each in turn, from 0; NULL after the last. */
 const gbi_policy_ops *gbi_policy_nth(int index);
-/* What "auto" means on this topology. */
-const gbi_policy_ops *gbi_policy_auto(const gbi_topology *topology);
+/* Whether auto may leave out a bridge of this name: it is the shared memory of
+ * the one host that all ranks are on, where a step of all of them is the same
+ * thing in fewer moves. Who names another bridge wants it used. */
+bool gbi_policy_may_pass(const gbi_topology *topology, const char *bridge);
 /* How many links a group under this policy opens: at most `most` (0: no bound),
  * 1 when it needs the leaders' only, 0 with one island. */
 int gbi_policy_links(const gbi_policy_ops *policy,
@@ -60,9 +65,15 @@ void gbi_policy_names(const gbi_topology *topology, char *buffer,
                       size_t bytes);
 
 /* Whether a group needs the communicator of all ranks: for the policy itself,
- * or for one that its rules (NULL: none) name. */
+ * or for one that its rules (NULL: none) name. direct: as in gbi_policy_env. */
 bool gbi_policy_needs_world(const gbi_policy_ops *policy,
-                            const struct gbi_rules *rules);
+                            const struct gbi_rules *rules,
+                            const gbi_topology *topology, bool direct);
+
+/* Whether it needs those of islands and bridge: not where every call of it goes
+ * direct, which is most groups of one host. */
+bool gbi_policy_needs_bridge(const gbi_policy_ops *policy, gbi_codec codec,
+                             bool direct);
 
 /* Makes and seals one rank's plan. The caller frees it. */
 gb_status gbi_policy_plan(const gbi_policy_ops *policy,
@@ -91,6 +102,13 @@ uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total);
 /* The plans of reduce-bridge-broadcast over the links 0 to links - 1. */
 void gbi_plan_over_links(const gbi_policy_env *env, gbi_plan *plan, int links);
+/* The plans of native-only on a communicator of all ranks. */
+void gbi_plan_on_one(const gbi_policy_env *env, gbi_plan *plan,
+                     gbi_resource on);
+/* What auto takes for a call, and how many links it can use. */
+const gbi_policy_ops *gbi_auto_choose(const gbi_policy_env *env,
+                                      const gbi_coll *coll);
+int gbi_auto_links(const gbi_topology *topology, int most);
 /* How this call's sums cross the bridge: GBI_CODEC_NONE, or the env's codec for
  * SUM and AVG of all_reduce and reduce_scatter, of float16 to float64, where
  * payloads are smaller than what they stand for. */

@@ -81,6 +81,7 @@ typedef struct call {
   gbi_plan **plans;
   int links, links_most;
   gbi_codec codec;
+  bool direct;
 } call;
 
 static void init_lengths(call *c, const shape *s, uint64_t count) {
@@ -136,7 +137,8 @@ static void call_plan(call *c, const gbi_policy_ops *policy,
                           .chunk_bytes = chunk_bytes,
                           .rules = rules,
                           .links = c->links,
-                          .codec = c->codec};
+                          .codec = c->codec,
+                          .direct = c->direct};
     gbi_coll coll = c->coll;
     if (c->lengths) {
       coll.counts = c->parts ? c->parts + (size_t)r * 2 * (size_t)world
@@ -158,6 +160,7 @@ static void check_coded(const gbi_policy_ops *policy, const shape *s,
   call_init(&c, s, topology, count);
   c.links_most = links_most;
   c.codec = codec;
+  c.direct = gbi_policy_direct.fits(topology) && dice(2);
   call_plan(&c, policy, chunk_bytes);
   if (gbi_plans_check(topology, c.links, (const gbi_plan *const *)c.plans,
                       &error))
@@ -180,7 +183,8 @@ static void check_one(const gbi_policy_ops *policy, const shape *s,
   gbi_coll coll = {.op = s->op, .dtype = s->dtype, .redop = s->redop};
   check_coded(policy, s, topology, count, chunk_bytes, links_most,
               GBI_CODEC_NONE);
-  if (policy != &gbi_policy_reduce_bridge_broadcast && !policy->uses_links)
+  if (policy != &gbi_policy_reduce_bridge_broadcast && !policy->uses_links &&
+      policy != &gbi_policy_auto)
     return;
   for (int codec = GBI_CODEC_BF16; codec < GBI_CODECS; codec++) {
     gbi_policy_env env = {.codec = (gbi_codec)codec};
@@ -191,14 +195,15 @@ static void check_one(const gbi_policy_ops *policy, const shape *s,
 }
 
 static const gbi_policy_ops *const policies[] = {
-    &gbi_policy_native_only, &gbi_policy_reduce_bridge_broadcast,
-    &gbi_policy_sharded_bridge, &gbi_policy_flat};
+    &gbi_policy_native_only,    &gbi_policy_reduce_bridge_broadcast,
+    &gbi_policy_sharded_bridge, &gbi_policy_flat,
+    &gbi_policy_direct,         &gbi_policy_auto};
 
 static void check_topology(const gbi_topology *topology, uint64_t count,
                            uint64_t chunk_bytes) {
   for (size_t p = 0; p < GBI_COUNT(policies); p++) {
     if (!policies[p]->fits(topology)) continue;
-    if (policies[p]->uses_world && topology->world > 8) continue;
+    if (policies[p] == &gbi_policy_flat && topology->world > 8) continue;
     for (size_t s = 0; s < GBI_COUNT(shapes); s++) {
       /* Exchanges are the same under every policy. */
       if (policies[p]->uses_world && gbi_is_exchange(shapes[s].op)) continue;
@@ -280,6 +285,21 @@ GB_TEST(policy, four_thousand_ranks, .timeout_ms = 240000) {
   }
 }
 
+/* All_reduces between those that all add up at once and those that all add up
+ * in parts: reduce and broadcast. */
+GB_TEST(policy, all_reduce_by_one) {
+  static const int islands[] = {0, 1, 1, 0, 2};
+  gbi_topology *mixed = make_topology(islands, 5);
+  gbi_topology *one = make_topology((int[]){0, 0, 0}, 3);
+  for (size_t s = 0; shapes[s].op == GBI_OP_ALL_REDUCE; s++)
+    for (uint64_t count = 2040; count < 2060; count += 4) {
+      check_one(&gbi_policy_direct, &shapes[s], mixed, count, 4096, 0);
+      check_one(&gbi_policy_native_only, &shapes[s], one, count, 4096, 0);
+    }
+  gbi_topology_free(mixed);
+  gbi_topology_free(one);
+}
+
 /* Sizes at a border take one policy on all ranks, whatever their part. */
 GB_TEST(policy, rules_choose_alike_on_all_ranks) {
   static const int islands[] = {0, 0, 1, 1, 1, 2, 2};
@@ -294,6 +314,88 @@ GB_TEST(policy, rules_choose_alike_on_all_ranks) {
       check_one(&gbi_policy_auto_tuned, &shapes[s], t, count, 64, 0);
   gbi_topology_free(t);
   rules = NULL;
+}
+
+/* What auto takes of `bytes` bytes on ranks of these islands and hosts. */
+static void check_auto(const char *islands, const char *hosts, bool direct,
+                       gbi_codec codec, shape s, uint64_t bytes,
+                       const gbi_policy_ops *want) {
+  int island[16] = {0}, host[16] = {0}, world = (int)strlen(islands);
+  for (int r = 0; r < world; r++) {
+    island[r] = islands[r] - '0';
+    host[r] = hosts[r] - '0';
+  }
+  gbi_topology *t = make_hosts(island, host, world);
+  int links = gbi_policy_links(&gbi_policy_auto, NULL, t, 0);
+  gbi_coll coll = {.op = s.op, .dtype = s.dtype, .redop = s.redop, .root = -1,
+                   .count = bytes / gb_dtype_bytes((gb_dtype)s.dtype)};
+  for (int r = 0; r < world; r++) {
+    gbi_policy_env env = {.topology = t, .rank = r, .chunk_bytes = 1 << 20,
+                          .links = links, .codec = codec, .direct = direct};
+    const gbi_policy_ops *got = gbi_auto_choose(&env, &coll);
+    if (got != want)
+      gb_test_fail(__FILE__, __LINE__, "islands %s on hosts %s, %s of %llu "
+                   "bytes: rank %d takes %s, not %s", islands, hosts,
+                   gbi_op_name(s.op), (unsigned long long)bytes, r, got->name,
+                   want->name);
+  }
+  gbi_topology_free(t);
+}
+
+GB_TEST(policy, what_auto_takes) {
+  static const shape sum = {GBI_OP_ALL_REDUCE, GB_FLOAT32, GB_SUM, EQUAL};
+  static const shape copy = {GBI_OP_BROADCAST, GB_FLOAT32, 255, EQUAL};
+  static const gbi_policy_ops *const native = &gbi_policy_native_only,
+                                    *const step = &gbi_policy_direct,
+                                    *const hops =
+                                        &gbi_policy_reduce_bridge_broadcast,
+                                    *const links = &gbi_policy_sharded_bridge;
+  enum { K = 1024, M = 1024 * 1024 };
+  check_auto("0000", "0000", false, 0, sum, 4, native);
+  check_auto("0000", "0011", false, 0, sum, M, native);
+  /* One host: where the bridge may be left out, and has nothing to do. */
+  check_auto("0011", "0000", true, 0, sum, 4, step);
+  check_auto("0110", "0000", true, 0, copy, 64 * M, step);
+  check_auto("0011", "0000", false, 0, sum, 4, hops);
+  check_auto("0011", "0000", true, GBI_CODEC_BF16, sum, 4 * K, hops);
+  check_auto("0011", "0000", true, GBI_CODEC_BF16, copy, 4 * K, step);
+  check_auto("01", "00", true, 0, sum, 64 * K, step);
+  /* Several hosts: links from 256 KiB where both islands have two hosts. */
+  check_auto("0011", "0011", false, 0, sum, 64 * M, hops);
+  check_auto("0011", "0123", false, 0, sum, 256 * K - 4, hops);
+  check_auto("0011", "0123", false, 0, sum, 256 * K, links);
+  check_auto("0011", "0122", false, 0, sum, 64 * M, hops);
+}
+
+/* Links of auto: one for each host of the island with the fewest. */
+GB_TEST(policy, links_of_auto) {
+  static const struct {
+    const char *islands, *hosts;
+    int most, links;
+  } cases[] = {
+      {"0000", "0000", 0, 0},         {"0011", "0000", 0, 1},
+      {"0011", "0011", 0, 1},         {"0011", "0123", 0, 2},
+      {"0011", "0123", 1, 1},         {"00001111", "00112233", 0, 2},
+      {"0000011111", "0012334567", 0, 4},
+      {"00001111", "01012323", 0, 2}, {"000111", "012345", 0, 3}};
+  for (size_t i = 0; i < GBI_COUNT(cases); i++) {
+    int islands[16], hosts[16], world = (int)strlen(cases[i].islands);
+    static const char *const labels[] = {"a", "b"};
+    static const char *const names_of[] = {"0", "1", "2", "3",
+                                           "4", "5", "6", "7"};
+    const char *label[16], *host[16];
+    for (int r = 0; r < world; r++) {
+      islands[r] = cases[i].islands[r] - '0';
+      hosts[r] = cases[i].hosts[r] - '0';
+      label[r] = labels[islands[r]];
+      host[r] = names_of[hosts[r]];
+    }
+    gbi_topology *t;
+    GB_CHECK_OK(gbi_topology_plan(label, host, world, &t, NULL));
+    GB_CHECK_INT(gbi_policy_links(&gbi_policy_auto, NULL, t, cases[i].most),
+                 cases[i].links);
+    gbi_topology_free(t);
+  }
 }
 
 /* Rounds of all_to_all where each rank has hundreds of messages and room for

@@ -34,7 +34,7 @@ bool gbi_rules_text(const gbi_rules *rules, char *buffer, size_t bytes) {
       gbi_text_add(&text, "*=");
     else
       gbi_text_add(&text, "%" PRIu64 "=", rule->max_bytes);
-    gbi_text_add(&text, "%s", rule->policy ? rule->policy->name : "auto");
+    gbi_text_add(&text, "%s", rule->policy->name);
   }
   if (rules->chunk_bytes)
     gbi_text_add(&text, ";chunk=%" PRIu64, rules->chunk_bytes);
@@ -59,7 +59,7 @@ static bool parse_rule(char *text, int list, gbi_rules *rules) {
   if (last && last->list == list && rule.max_bytes <= last->max_bytes)
     return false;
   rule.policy = gbi_rules_policy(equals + 1);
-  if (!rule.policy && strcmp(equals + 1, "auto")) return false;
+  if (!rule.policy) return false;
   rules->rules[rules->count++] = rule;
   return true;
 }
@@ -120,14 +120,6 @@ static int list_of(int op) {
   }
 }
 
-/* Rank 0's buffers stand for all: whoever calls must come to the same. */
-static uint64_t bytes_of(const gbi_topology *topology, const gbi_coll *coll) {
-  uint64_t in, out, size = gb_dtype_bytes((gb_dtype)coll->dtype);
-  gbi_coll_extents(coll, 0, topology->world, &in, &out);
-  uint64_t most = GBI_MAX(in, out);
-  return most > UINT64_MAX / size ? UINT64_MAX : most * size;
-}
-
 const gbi_policy_ops *gbi_rules_choose(const gbi_rules *rules,
                                        const gbi_topology *topology,
                                        const gbi_coll *coll) {
@@ -136,20 +128,19 @@ const gbi_policy_ops *gbi_rules_choose(const gbi_rules *rules,
   for (int i = 0; rules && i < rules->count; i++)
     own = own || rules->rules[i].list == list;
   if (!own) list = GBI_RULES_ALL;
-  uint64_t bytes = bytes_of(topology, coll);
+  uint64_t bytes = gbi_coll_bytes(coll, topology->world);
   for (int i = 0; rules && i < rules->count; i++) {
     const gbi_rule *rule = &rules->rules[i];
     if (rule->list != list || bytes > rule->max_bytes) continue;
-    bool fits = rule->policy && rule->policy->fits(topology);
-    return fits ? rule->policy : gbi_policy_auto(topology);
+    return rule->policy->fits(topology) ? rule->policy : &gbi_policy_auto;
   }
-  return gbi_policy_auto(topology);
+  return &gbi_policy_auto;
 }
 
 const gbi_rule *gbi_rules_misfit(const gbi_rules *rules,
                                  const gbi_topology *topology) {
   for (int i = 0; i < rules->count; i++)
-    if (rules->rules[i].policy && !rules->rules[i].policy->fits(topology))
+    if (!rules->rules[i].policy->fits(topology))
       return &rules->rules[i];
   return NULL;
 }

@@ -26,7 +26,7 @@ typedef enum gbi_rule_list {
 typedef struct gbi_rule {
   uint8_t list;
   uint64_t max_bytes;           /* UINT64_MAX: any size */
-  const gbi_policy_ops *policy; /* NULL: what auto takes without rules */
+  const gbi_policy_ops *policy;
 } gbi_rule;
 
 typedef struct gbi_rules {
@@ -48,9 +48,8 @@ bool gbi_rules_parse(const char *text, gbi_rules *rules);
 const gbi_policy_ops *gbi_rules_policy(const char *name);
 
 /* The policy of the first rule that takes the call, of its collective's own
- * list if there is one; what auto takes where that does not fit (a group of
- * part of the ranks). A call's bytes are those of its larger buffer. Never
- * NULL. */
+ * list if there is one; auto where that does not fit (a group of part of the
+ * ranks) or there are no rules. */
 const gbi_policy_ops *gbi_rules_choose(const gbi_rules *rules,
                                        const gbi_topology *topology,
                                        const gbi_coll *coll);

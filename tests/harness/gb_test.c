@@ -20,6 +20,7 @@ enum { SKIP_CODE = 77 };
 
 static gb_test_case *cases;
 static int my_rank, my_world = 1;
+static const char *my_vendors;
 static void *shared;
 
 void gb_test_register(gb_test_case *test) {
@@ -30,6 +31,7 @@ void gb_test_register(gb_test_case *test) {
 
 int gb_rank(void) { return my_rank; }
 int gb_world(void) { return my_world; }
+const char *gb_vendors(void) { return my_vendors; }
 void *gb_test_shared(void) { return shared; }
 
 void gb_test_fail(const char *file, int line, const char *format, ...) {
@@ -115,6 +117,7 @@ static pid_t start_rank(const gb_test_case *test, int rank, int port,
     close(pipes[1]);
     my_rank = rank;
     my_world = test->ranks ? test->ranks : 1;
+    my_vendors = test->vendors;
     set_environment(test, rank, port);
     test->run();
     fflush(NULL);

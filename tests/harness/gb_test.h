@@ -50,6 +50,7 @@ void gb_test_register(gb_test_case *test);
 
 int gb_rank(void);
 int gb_world(void);
+const char *gb_vendors(void); /* the case's letters; NULL */
 /* Ends this rank's case as failed / skipped, with a reason. */
 void gb_test_fail(const char *file, int line, const char *format, ...)
     __attribute__((noreturn, format(printf, 3, 4)));

@@ -129,7 +129,11 @@ static void all_types(const char *policy, const char *bridge) {
 #define LAYOUT(name, n, letters)                                               \
   GB_TEST(collectives, name##_auto, .ranks = n, .vendors = letters,            \
           .timeout_ms = 120000) {                                              \
-    all_shapes(NULL, NULL);                                                    \
+    all_shapes("auto", NULL);                                                  \
+  }                                                                            \
+  GB_TEST(collectives, name##_shm, .ranks = n, .vendors = letters,             \
+          .timeout_ms = 120000) {                                              \
+    all_shapes(NULL, "shm");                                                   \
   }                                                                            \
   GB_TEST(collectives, name##_tcp, .ranks = n, .vendors = letters,             \
           .timeout_ms = 120000) {                                              \
@@ -150,8 +154,12 @@ static void name_island(int island) {
 }
 GB_TEST(collectives, three_islands_auto, .ranks = 7, .vendors = "nnaaann",
         .timeout_ms = 120000) {
-  static const int islands[] = {0, 0, 1, 1, 1, 2, 2};
-  name_island(islands[gb_rank()]);
+  name_three_islands();
+  all_shapes("auto", NULL);
+}
+GB_TEST(collectives, three_islands_shm, .ranks = 7, .vendors = "nnaaann",
+        .timeout_ms = 120000) {
+  name_three_islands();
   all_shapes(NULL, NULL);
 }
 GB_TEST(collectives, three_islands_tcp, .ranks = 7, .vendors = "nnaaann",
@@ -169,7 +177,11 @@ GB_TEST(collectives, four_islands_of_one, .ranks = 4, .vendors = "nana",
 #define TYPES(name, n, letters)                                                \
   GB_TEST(types, name##_auto, .ranks = n, .vendors = letters,                  \
           .timeout_ms = 120000) {                                              \
-    all_types(NULL, NULL);                                                     \
+    all_types("auto", NULL);                                                   \
+  }                                                                            \
+  GB_TEST(types, name##_shm, .ranks = n, .vendors = letters,                   \
+          .timeout_ms = 120000) {                                              \
+    all_types(NULL, "shm");                                                    \
   }                                                                            \
   GB_TEST(types, name##_tcp, .ranks = n, .vendors = letters,                   \
           .timeout_ms = 120000) {                                              \

@@ -78,6 +78,18 @@ KILLED(member_in_a_big_call, 1, 4 << 20, 51, 4, "nnaa", "0k00")
 KILLED(rank_0_in_a_big_call, 0, 4 << 20, 43, 4, "nnaa", "k000")
 KILLED(one_island, 2, 1 << 20, 30, 4, "nnnn", "00k0")
 
+/* In one step of all ranks, without a bridge. */
+#define KILLED_DIRECT(name, victim, count, ms, wants)                          \
+  GB_TEST(death, direct_##name, .ranks = 4, .vendors = "nnaa",                 \
+          .expect = wants, .timeout_ms = 60000) {                              \
+    setenv("GPUBRIDGE_POLICY", "direct", 1);                                   \
+    kill_case(victim, count, ms);                                              \
+  }
+KILLED_DIRECT(member, 3, 16, 20, "000k")
+KILLED_DIRECT(rank_0, 0, 16, 20, "k000")
+KILLED_DIRECT(leader_in_a_big_call, 2, 4 << 20, 35, "00k0")
+KILLED_DIRECT(member_in_a_big_call, 1, 4 << 20, 51, "0k00")
+
 GB_TEST(death, leader_over_tcp, .ranks = 4, .vendors = "nnaa",
         .expect = "00k0", .timeout_ms = 60000) {
   setenv("GPUBRIDGE_BRIDGE", "tcp", 1);
@@ -101,7 +113,7 @@ MID_FLIGHT(mid_flight_90, 90)
 MID_FLIGHT(mid_flight_170, 170)
 
 /* S041: a frozen rank is found by its heartbeat; woken, it fails too. */
-GB_TEST(death, frozen, .ranks = 4, .vendors = "nnaa", .timeout_ms = 60000) {
+static void freeze_case(void) {
   setenv("GPUBRIDGE_HEARTBEAT_TIMEOUT", "2", 1);
   board *b = gb_test_shared();
   gb_job *job = must_open(LONG_MS, NULL);
@@ -125,6 +137,15 @@ GB_TEST(death, frozen, .ranks = 4, .vendors = "nnaa", .timeout_ms = 60000) {
   must_close(job);
 }
 
+GB_TEST(death, frozen, .ranks = 4, .vendors = "nnaa", .timeout_ms = 60000) {
+  freeze_case();
+}
+GB_TEST(death, direct_frozen, .ranks = 4, .vendors = "nnaa",
+        .timeout_ms = 60000) {
+  setenv("GPUBRIDGE_POLICY", "direct", 1);
+  freeze_case();
+}
+
 /* S038: a rank leaves in the middle; the others learn it at once. */
 GB_TEST(death, closes_while_others_call, .ranks = 4, .vendors = "nnaa",
         .timeout_ms = 60000) {
@@ -145,8 +166,7 @@ GB_TEST(death, closes_while_others_call, .ranks = 4, .vendors = "nnaa",
 }
 
 /* S040: each kind of call obeys the timeout, and closing is quick after it. */
-GB_TEST(death, every_call_obeys_the_timeout, .ranks = 4, .vendors = "nnaa",
-        .timeout_ms = 120000) {
+static void timeout_case(void) {
   volatile int *ended = gb_test_shared();
   for (int kind = 0; kind < 6; kind++) {
     gb_job *job = must_open(2000, NULL);
@@ -186,6 +206,11 @@ GB_TEST(death, every_call_obeys_the_timeout, .ranks = 4, .vendors = "nnaa",
     GB_CHECK(test_now() - start < 8);
     __atomic_add_fetch(ended, 1, __ATOMIC_ACQ_REL);
   }
+}
+
+GB_TEST(death, every_call_obeys_the_timeout, .ranks = 4, .vendors = "nnaa",
+        .timeout_ms = 120000) {
+  timeout_case();
 }
 
 /* S089: three calls are queued when a peer dies. */

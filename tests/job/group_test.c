@@ -112,7 +112,7 @@ GB_TEST(group, own_islands, .ranks = 4, .vendors = "nnaa") {
   GB_CHECK_OK(
       gb_group_get_info(open_group(job, &island, NULL), &info));
   GB_CHECK_INT(info.islands_count, 1);
-  GB_CHECK(!strcmp(info.policy, "native-only"));
+  GB_CHECK(!strcmp(info.policy, "auto"));
   GB_CHECK(!strcmp(info.bridge, "none"));
   GB_CHECK(info.id != 0);
   if (place_of(&mixed, gb_rank()) >= 0) {

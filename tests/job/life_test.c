@@ -382,11 +382,11 @@ GB_TEST(life, a_signal_every_millisecond, .ranks = 2, .vendors = "na",
 }
 
 static int stop_waiting(void *arg) { return *(volatile int *)arg; }
-GB_TEST(life, the_wait_hook_ends_a_call, .ranks = 2, .vendors = "na",
-        .timeout_ms = 30000) {
+static void hook_case(const char *policy) {
   volatile int *stop = gb_test_shared();
   gb_job_params params = GB_JOB_PARAMS_INIT;
   params.timeout_ms = 60000;
+  params.policy = policy;
   params.wait_hook = stop_waiting;
   params.wait_hook_arg = (void *)stop;
   gb_job *job;
@@ -416,6 +416,14 @@ GB_TEST(life, the_wait_hook_ends_a_call, .ranks = 2, .vendors = "na",
   }
   GB_CHECK(test_now() - start < 10);
   must_close(job);
+}
+GB_TEST(life, the_wait_hook_ends_a_call, .ranks = 2, .vendors = "na",
+        .timeout_ms = 30000) {
+  hook_case(bridging_policy());
+}
+GB_TEST(life, the_wait_hook_ends_a_direct_call, .ranks = 2, .vendors = "na",
+        .timeout_ms = 30000) {
+  hook_case("direct");
 }
 
 /* ---- cores ---- */

@@ -33,6 +33,10 @@ GB_TEST(mismatch, count_in_the_other_island, .ranks = 4, .vendors = "nnaa") {
 GB_TEST(mismatch, count_in_the_same_island, .ranks = 4, .vendors = "nnaa") {
   count_case(1);
 }
+GB_TEST(mismatch, direct_count, .ranks = 4, .vendors = "nnaa") {
+  setenv("GPUBRIDGE_POLICY", "direct", 1);
+  count_case(3);
+}
 GB_TEST(mismatch, count_over_tcp, .ranks = 2, .vendors = "na") {
   setenv("GPUBRIDGE_BRIDGE", "tcp", 1);
   count_case(1);
@@ -56,12 +60,16 @@ GB_TEST(mismatch, float_and_int, .ranks = 2, .vendors = "na") {
 GB_TEST(mismatch, float_and_half_of_one_size, .ranks = 2, .vendors = "na") {
   dtype_case(GB_FLOAT32, 4, GB_FLOAT16, 8, "4 float32", "8 float16");
 }
+GB_TEST(mismatch, direct_dtype, .ranks = 2, .vendors = "na") {
+  setenv("GPUBRIDGE_POLICY", "direct", 1);
+  dtype_case(GB_FLOAT32, 4, GB_INT32, 4, "4 float32", "4 int32");
+}
 GB_TEST(mismatch, same_dtype_island, .ranks = 2, .vendors = "nn") {
   dtype_case(GB_FLOAT32, 4, GB_INT32, 4, "4 float32", "4 int32");
 }
 
 /* S028: the receiver raises, the source now or at its next call. */
-GB_TEST(mismatch, broadcast_of_another_type, .ranks = 2, .vendors = "na") {
+static void broadcast_case(void) {
   gb_job *job = must_open(TIMEOUT_MS, NULL);
   double data[8] = {0};
   gb_buffer buffer = {data, 4, gb_rank() ? GB_INT64 : GB_FLOAT64};
@@ -72,6 +80,14 @@ GB_TEST(mismatch, broadcast_of_another_type, .ranks = 2, .vendors = "na") {
     status = gb_barrier(gb_job_world(job), NULL, &error);
   must_fail(status, &error, start, 8, "float64", "int64");
   must_close(job);
+}
+
+GB_TEST(mismatch, broadcast_of_another_type, .ranks = 2, .vendors = "na") {
+  broadcast_case();
+}
+GB_TEST(mismatch, direct_broadcast, .ranks = 2, .vendors = "na") {
+  setenv("GPUBRIDGE_POLICY", "direct", 1);
+  broadcast_case();
 }
 
 GB_TEST(mismatch, reduction, .ranks = 4, .vendors = "nnaa") {

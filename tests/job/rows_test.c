@@ -132,14 +132,18 @@ static void all_shapes(const char *policy, const char *bridge) {
   must_close(job);
 }
 
-#define LAYOUT(name, n, letters)                             \
-  GB_TEST(rows, name##_auto, .ranks = n, .vendors = letters, \
-          .timeout_ms = 120000) {                            \
-    all_shapes(NULL, NULL);                                  \
-  }                                                          \
-  GB_TEST(rows, name##_flat, .ranks = n, .vendors = letters, \
-          .timeout_ms = 120000) {                            \
-    all_shapes("flat", NULL);                                \
+#define LAYOUT(name, n, letters)                               \
+  GB_TEST(rows, name##_auto, .ranks = n, .vendors = letters,   \
+          .timeout_ms = 120000) {                              \
+    all_shapes("auto", NULL);                                  \
+  }                                                            \
+  GB_TEST(rows, name##_bridge, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                              \
+    all_shapes(NULL, NULL);                                    \
+  }                                                            \
+  GB_TEST(rows, name##_flat, .ranks = n, .vendors = letters,   \
+          .timeout_ms = 120000) {                              \
+    all_shapes("flat", NULL);                                  \
   }
 
 EACH_LAYOUT(LAYOUT)

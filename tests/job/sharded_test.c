@@ -4,8 +4,7 @@
  * all links and with fewer (S079, S105, S107). What is recorded of a call; the
  * death of a rank with a link ends every rank with the same sentence (S041,
  * S042); ranks that disagree about the links are refused together (S024). */
-#include "job/job.h"
-#include "job/values.h"
+#include "job/bits.h"
 
 /* ---- the same bits ---- */
 
@@ -16,97 +15,9 @@ static void name_island(int island) {
   setenv("GPUBRIDGE_ISLAND", names[island], 1);
 }
 
-typedef struct results {
-  uint8_t *bytes;
-  size_t used, room;
-} results;
-
-static void keep(results *all, const void *data, size_t bytes) {
-  if (!bytes) return;
-  if (all->used + bytes > all->room) {
-    all->room = (all->used + bytes) * 2;
-    all->bytes = realloc(all->bytes, all->room);
-    GB_CHECK(all->bytes);
-  }
-  memcpy(all->bytes + all->used, data, bytes);
-  all->used += bytes;
-}
-
-/* Small integers, or values of many magnitudes whose sums round. */
-static void give(void *data, size_t n, gb_dtype dtype, bool rounds) {
-  uint64_t seed = (uint64_t)gb_rank() * 977 + 1;
-  for (size_t i = 0; i < n; i++) {
-    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    int dice = (int)(seed >> 40);
-    double v = rounds ? (1 + dice % 4093 / 4096.0) * ldexp(1, dice / 4096 % 9)
-                      : value_of(gb_rank(), i);
-    put(data, i, dtype, v);
-  }
-}
-
-typedef struct run {
-  gb_group *group;
-  size_t n;
-  gb_dtype dtype;
-  bool rounds;
-  uint8_t *small, *large; /* n elements; world * n */
-  results *all;
-} run;
-
-static void keep_sums(const run *r, gb_redop op) {
-  size_t bytes = r->n * gb_dtype_bytes(r->dtype), world = (size_t)gb_world();
-  gb_buffer small = {r->small, r->n, r->dtype};
-  gb_buffer large = {r->large, r->n * world, r->dtype};
-  if (!gb_redop_supported(op, r->dtype)) return;
-  give(r->small, r->n, r->dtype, r->rounds);
-  MUST(gb_all_reduce(r->group, &small, op, NULL, error));
-  keep(r->all, r->small, bytes);
-  give(r->large, r->n * world, r->dtype, r->rounds);
-  MUST(gb_reduce_scatter(r->group, &small, &large, op, NULL, error));
-  keep(r->all, r->small, bytes);
-  for (int root = 0; root < gb_world(); root += 2) {
-    give(r->small, r->n, r->dtype, r->rounds);
-    MUST(gb_reduce(r->group, &small, op, root, NULL, error));
-    keep(r->all, r->small, bytes);
-  }
-}
-
-/* Rows of lengths 0, n, 2 n / 3 ... that are as long together as n each. */
-static void keep_rows(const run *r) {
-  size_t bytes = gb_dtype_bytes(r->dtype), counts[16], total = 0;
-  for (int k = 0; k < gb_world(); k++) {
-    counts[k] = r->n * (size_t)(k % 4) / 3;
-    total += counts[k];
-  }
-  gb_buffer mine = {r->small, counts[gb_rank()], r->dtype};
-  gb_buffer all = {r->large, total, r->dtype};
-  give(r->small, mine.count, r->dtype, r->rounds);
-  memset(r->large, 0xee, total * bytes);
-  MUST(gb_all_gather_v(r->group, &all, &mine, counts, NULL, error));
-  keep(r->all, r->large, total * bytes);
-  give(r->large, total, r->dtype, r->rounds);
-  MUST(gb_reduce_scatter_v(r->group, &mine, &all, counts, GB_SUM, NULL, error));
-  keep(r->all, r->small, mine.count * bytes);
-}
-
-static void keep_copies(const run *r) {
-  size_t bytes = r->n * gb_dtype_bytes(r->dtype), world = (size_t)gb_world();
-  gb_buffer small = {r->small, r->n, r->dtype};
-  gb_buffer large = {r->large, r->n * world, r->dtype};
-  for (int root = 0; root < gb_world(); root++) {
-    give(r->small, r->n, r->dtype, r->rounds);
-    MUST(gb_broadcast(r->group, &small, root, NULL, error));
-    keep(r->all, r->small, bytes);
-  }
-  give(r->small, r->n, r->dtype, r->rounds);
-  memset(r->large, 0xee, bytes * world);
-  MUST(gb_all_gather(r->group, &large, &small, NULL, error));
-  keep(r->all, r->large, bytes * world);
-}
-
 /* Every collective in a few types, in every length for two of them; float16 AVG
  * and float8 go through the wide type. */
-static results run_all(const char *policy, bool rounds) {
+static results run_all(const char *policy, given given) {
   static const gb_dtype dtypes[] = {GB_FLOAT32, GB_FLOAT16, GB_BFLOAT16,
                                     GB_FLOAT64, GB_FLOAT8_E5M2, GB_INT32};
   static const size_t counts[] = {0, 3, 1000, ROW};
@@ -114,7 +25,7 @@ static results run_all(const char *policy, bool rounds) {
   gb_job *job = must_open(60000, policy);
   size_t most = (size_t)ROW * 8 * (size_t)gb_world();
   run r = {.group = gb_job_world(job),
-           .rounds = rounds,
+           .given = given,
            .small = calloc(2 * ROW, 8),
            .large = calloc(most, 2),
            .all = &all};
@@ -136,17 +47,13 @@ static results run_all(const char *policy, bool rounds) {
   return all;
 }
 
-static void same_bits(const char *other, bool rounds, const char *links) {
+static void same_bits(const char *other, given given, const char *links) {
   setenv("GPUBRIDGE_CHUNK_BYTES", "64K", 1);
-  results want = run_all(other, rounds);
+  results want = run_all(other, given);
   setenv("GPUBRIDGE_SHARD_LINKS", links, 1);
   setenv("GPUBRIDGE_CHUNK_BYTES", "24K", 1);
-  results got = run_all("sharded-bridge", rounds);
-  GB_CHECK_INT(got.used, want.used);
-  for (size_t i = 0; i < got.used; i++)
-    if (got.bytes[i] != want.bytes[i])
-      gb_test_fail(__FILE__, __LINE__, "byte %zu of %zu differs from %s", i,
-                   got.used, other);
+  results got = run_all("sharded-bridge", given);
+  must_equal(&got, &want, other);
   free(want.bytes);
   free(got.bytes);
 }
@@ -155,8 +62,8 @@ static void same_bits(const char *other, bool rounds, const char *links) {
 static void layout(const char *islands, const char *bridge) {
   name_island(islands[gb_rank()] - '0');
   setenv("GPUBRIDGE_BRIDGE", bridge, 1);
-  same_bits("flat", false, "0");
-  same_bits("reduce-bridge-broadcast", true, "0");
+  same_bits("flat", EXACT, "0");
+  same_bits("reduce-bridge-broadcast", ROUNDS, "0");
 }
 
 #define LAYOUT(name, n, letters, islands)                                      \
@@ -179,14 +86,14 @@ LAYOUT(two_and_three_and_two, 7, "nnaaann", "0011122")
 /* Fewer links than there could be. */
 GB_TEST(sharded, two_links_of_three, .ranks = 6, .vendors = "nnnaaa",
         .timeout_ms = 240000) {
-  same_bits("reduce-bridge-broadcast", true, "2");
+  same_bits("reduce-bridge-broadcast", ROUNDS, "2");
 }
 /* Islands over hosts: the links go round them, and the island adds per host. */
 GB_TEST(sharded, islands_over_hosts, .ranks = 6, .vendors = "nnnnaa",
         .timeout_ms = 240000) {
   static const char *const hosts[] = {"x", "x", "y", "y", "y", "z"};
   setenv("GPUBRIDGE_SIM_HOSTNAME", hosts[gb_rank()], 1);
-  same_bits("reduce-bridge-broadcast", true, "0");
+  same_bits("reduce-bridge-broadcast", ROUNDS, "0");
 }
 
 /* ---- what is told ---- */

@@ -52,7 +52,8 @@ static void must_travel(gb_job *job, size_t count, const char *policy,
   "{\"gpubridge_thresholds\": 1, \"rules\": [{\"max_bytes\": " #most \
   ", \"policy\": \"flat\"}, {\"max_bytes\": null, \"policy\": \"auto\"}]}"
 
-static void sizes(const char *policy) {
+/* large: what carries calls above the border. */
+static void sizes(const char *policy, const char *large) {
   write_rules(RULES(4096));
   gb_job *job = must_open(20000, policy);
   gb_job_info info = {.size = sizeof info};
@@ -64,22 +65,22 @@ static void sizes(const char *policy) {
     must_travel(job, 1, "flat", &s);
     GB_CHECK_INT(s.phases, 0);
     must_travel(job, 1024, "flat", &s);
-    must_travel(job, 1025, "reduce-bridge-broadcast", &s);
-    GB_CHECK(s.phases > 0);
-    must_travel(job, 300000, "reduce-bridge-broadcast", &s);
+    must_travel(job, 1025, large, &s);
+    GB_CHECK((s.phases > 0) == (strcmp(large, "direct") != 0));
+    must_travel(job, 300000, large, &s);
   }
   must_close(job);
   unlink(path);
 }
 GB_TEST(tuned, sizes_by_auto, .ranks = 4, .vendors = "nnaa") {
-  sizes(NULL);
+  sizes(NULL, "direct");
 }
 GB_TEST(tuned, sizes_by_name, .ranks = 4, .vendors = "naaa") {
-  sizes("auto-tuned");
+  sizes("auto-tuned", "direct");
 }
 GB_TEST(tuned, sizes_over_tcp, .ranks = 4, .vendors = "nnaa") {
   setenv("GPUBRIDGE_BRIDGE", "tcp", 1);
-  sizes(NULL);
+  sizes(NULL, "reduce-bridge-broadcast");
 }
 
 /* A group of one island: rules that do not fit it are auto's. */
@@ -113,7 +114,7 @@ GB_TEST(tuned, without_a_file, .ranks = 2, .vendors = "na") {
   gb_job *job = must_open(20000, "auto-tuned");
   seen s = {0};
   MUST(gb_observer_add(job, note, &s, error));
-  must_travel(job, 1, "reduce-bridge-broadcast", &s);
+  must_travel(job, 1, "direct", &s);
   must_close(job);
 }
 
@@ -121,7 +122,7 @@ static void must_be_refused_everywhere(const char *words, const char *more) {
   gb_job *job;
   gb_error error;
   double start = test_now();
-  gb_status status = try_open(20000, NULL, &job, &error);
+  gb_status status = try_open(20000, "auto", &job, &error);
   unlink(path);
   must_fail(status, &error, start, 10, words, more);
 }

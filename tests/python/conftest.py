@@ -144,6 +144,10 @@ class Job:
         self.ranks = []
         self.files = []
         letters = {"n": "nvidia", "a": "amd"}
+        # init_process_group's jobs meet over the bridge, as between two machines;
+        # auto passes it by on the tests' one host.
+        told = {"GPUBRIDGE_POLICY", "GPUBRIDGE_THRESHOLDS"} & {*os.environ, *changed}
+        bridging = len(set(vendors)) > 1 and not told
         for rank, letter in enumerate(vendors):
             values = {
                 **os.environ,
@@ -155,6 +159,7 @@ class Job:
                 "GPUBRIDGE_VENDOR": letters[letter],
                 "OMP_NUM_THREADS": "1",
                 "PYTHONFAULTHANDLER": "1",
+                **({"GPUBRIDGE_POLICY": "reduce-bridge-broadcast"} if bridging else {}),
                 **(env or {}),
                 **((per_rank or {}).get(rank, {})),
             }

@@ -103,8 +103,19 @@ def compare():
         done(gpubridge.barrier(async_op=is_async))
     return checks
 
-for policy, bridge in (("auto", None), ("auto", "tcp"), ("flat", None)):
-    gpubridge.init(policy=policy, bridge=bridge)
+for policy, bridge in (
+    ("auto", None),
+    ("auto", "tcp"),
+    ("direct", None),
+    ("reduce-bridge-broadcast", None),
+    ("flat", None),
+):
+    try:
+        gpubridge.init(policy=policy, bridge=bridge)
+    except RuntimeError as error:  # one island, or several hosts
+        assert f'"{policy}" does not fit' in str(error), error
+        print(policy, "checks nothing")
+        continue
     print(policy, bridge, "checks", compare())
     gpubridge.destroy()
 """
@@ -116,7 +127,7 @@ def test_equal_to_gloo_bit_for_bit(run, layout, tmp_path):
     vendors, per_rank = LAYOUTS[layout]
     script = COMPARE.replace("MEET", repr(str(tmp_path / "meet")))
     outs = run(script, vendors, per_rank=per_rank, timeout=240)
-    assert all(out.count("checks") == 3 for out in outs)
+    assert all(out.count("checks") == 5 for out in outs)
 
 
 def test_shapes_and_scalars(run):
@@ -222,7 +233,7 @@ def test_topology(run):
     outs = run(
         """
         import gpubridge
-        t = gpubridge.init()
+        t = gpubridge.init(policy="reduce-bridge-broadcast")
         assert t == gpubridge.get_topology()
         assert t.run_kind == "cpu" and t.simulated and t.split_test is None
         assert [i.vendor for i in t.layout.islands] == ["nvidia", "amd"]
@@ -316,7 +327,7 @@ def test_observers(run):
         """
         import warnings, torch, gpubridge
         from gpubridge import ReduceOp
-        t = gpubridge.init()
+        t = gpubridge.init(policy="reduce-bridge-broadcast")
         class Keep(gpubridge.CollectiveObserver):
             def __init__(self): self.records, self.detached = [], None
             def on_collective(self, record): self.records.append(record)
@@ -378,7 +389,7 @@ def test_in_flight(run):
     run(
         """
         import time, torch, gpubridge
-        t = gpubridge.init()
+        t = gpubridge.init(policy="reduce-bridge-broadcast")
         if t.rank == 3: time.sleep(2)
         work = gpubridge.all_reduce(torch.ones(4), async_op=True)
         if t.rank != 3:
@@ -485,7 +496,7 @@ def test_a_quiet_job(run):
 DIES = """
 import os, signal, sys, time, torch, gpubridge
 from datetime import timedelta
-t = gpubridge.init(timeout=timedelta(seconds=600))
+t = gpubridge.init(timeout=timedelta(seconds=600), policy="POLICY")
 step = 0
 while True:
     x = torch.full((1000,), t.rank + 1.0)
@@ -497,12 +508,12 @@ while True:
 """
 
 
+@pytest.mark.parametrize("policy", ["reduce-bridge-broadcast", "direct"])
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
-def test_a_killed_rank_is_named(start, victim):
+def test_a_killed_rank_is_named(start, victim, policy):
     """S036: all survivors raise in seconds though the timeout is ten minutes."""
-    script = DIES.replace("VICTIM", str(victim)).replace(
-        "HOW", "os.kill(os.getpid(), signal.SIGKILL)"
-    )
+    script = DIES.replace("VICTIM", str(victim)).replace("POLICY", policy)
+    script = script.replace("HOW", "os.kill(os.getpid(), signal.SIGKILL)")
     ended = start(script, "nnaa").wait(60)
     for e in ended:
         assert e.code != 0
@@ -516,7 +527,7 @@ def test_a_killed_rank_is_named(start, victim):
 
 def test_a_rank_that_raises(start):
     """S038, S039: its own exception is the last text; the others name it."""
-    script = DIES.replace("VICTIM", "3").replace(
+    script = DIES.replace("VICTIM", "3").replace("POLICY", "auto").replace(
         "HOW", 'gpubridge.destroy(); raise ValueError("bad batch 17")'
     )
     ended = start(script, "nnaa").wait(60)
@@ -525,11 +536,12 @@ def test_a_rank_that_raises(start):
         assert e.code != 0 and "rank 3" in e.out and "all_reduce number 20" in e.out, e.out
 
 
-def test_ctrl_c_gets_through(start):
+@pytest.mark.parametrize("policy", ["reduce-bridge-broadcast", "direct"])
+def test_ctrl_c_gets_through(start, policy):
     """Ctrl-C in a wait: KeyboardInterrupt there, the others learn who."""
-    script = """
+    script = f"""
     import time, torch, gpubridge
-    t = gpubridge.init()
+    t = gpubridge.init(policy={policy!r})
     gpubridge.barrier()
     print("ready", flush=True)
     if t.rank == 3: time.sleep(30)

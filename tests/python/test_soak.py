@@ -28,6 +28,7 @@ def start(folder, port, bridge, rounds, mark):
             "MASTER_PORT": str(port),
             "GPUBRIDGE_VENDOR": "nvidia" if rank < 2 else "amd",
             "GPUBRIDGE_BRIDGE": bridge,
+            "GPUBRIDGE_POLICY": "reduce-bridge-broadcast",  # also on one host
             "GB_SOAK_MARK": mark,
         }
         ranks.append(

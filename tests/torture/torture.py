@@ -108,6 +108,7 @@ def start_ranks(binary, series, nth, folder, mark):
             "MASTER_PORT": str(port),
             "GPUBRIDGE_VENDOR": VENDORS[rank],
             "GPUBRIDGE_BRIDGE": series.bridge,
+            "GPUBRIDGE_POLICY": "reduce-bridge-broadcast",  # also on one host
             "GPUBRIDGE_FAULT": f"{series.place}@{series.rank}:nth={nth}:{series.action}",
             "GPUBRIDGE_FAULT_LOG": str(folder / "struck"),
             "GB_TORTURE_MARK": mark,

@@ -173,7 +173,8 @@ static void map_hosts(host_comm *host, const int *host_index) {
 
 static gb_status open_local(host_comm *host,
                             const gbi_transport_params *params,
-                            gbi_member *list, gb_error *error) {
+                            const int *teams, gbi_member *list,
+                            gb_error *error) {
   int count = 0, me = 0;
   for (int i = 0; i < params->members_count; i++) {
     if (host->groups[i] != host->group) continue;
@@ -184,8 +185,9 @@ static gb_status open_local(host_comm *host,
     if (i == params->me) me = count;
     list[count++] = params->members[i];
   }
-  return gbi_local_open(params->area, list, count, me, &host->comm.moved,
-                        &host->local, error);
+  /* On one host the list is the members'. */
+  return gbi_local_open(params->area, list, host->hosts == 1 ? teams : NULL,
+                        count, me, &host->comm.moved, &host->local, error);
 }
 
 static gb_status open_across(host_comm *host,
@@ -211,9 +213,9 @@ static gb_status open_across(host_comm *host,
                          error);
 }
 
-gb_status gbi_ccl_host_open(const gbi_transport_params *params,
-                            const int *host_index, gbi_comm **comm_p,
-                            gb_error *error) {
+gb_status gbi_ccl_host_open_teams(const gbi_transport_params *params,
+                                  const int *host_index, const int *teams,
+                                  gbi_comm **comm_p, gb_error *error) {
   size_t n = (size_t)params->members_count;
   host_comm *host = gbi_calloc(1, sizeof *host);
   if (!host) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
@@ -230,7 +232,7 @@ gb_status gbi_ccl_host_open(const gbi_transport_params *params,
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   } else {
     map_hosts(host, host_index);
-    status = open_local(host, params, list, error);
+    status = open_local(host, params, teams, list, error);
     if (status == GB_OK) status = open_across(host, params, list, error);
   }
   free(list);
@@ -240,4 +242,10 @@ gb_status gbi_ccl_host_open(const gbi_transport_params *params,
   }
   *comm_p = &host->comm;
   return GB_OK;
+}
+
+gb_status gbi_ccl_host_open(const gbi_transport_params *params,
+                            const int *host_index, gbi_comm **comm_p,
+                            gb_error *error) {
+  return gbi_ccl_host_open_teams(params, host_index, NULL, comm_p, error);
 }

@@ -84,6 +84,117 @@ GB_TEST(ccl_across, sums_per_host_then_over_hosts, .ranks = 5) {
   gb_battery_close(&b);
 }
 
+/* ---- teams ---- */
+
+enum { TEAM_COUNT = 150001 };
+
+static const int *teams_now;
+static gb_status open_teams(const gbi_transport_params *params,
+                            const int *host, gbi_comm **comm_p,
+                            gb_error *error) {
+  return gbi_ccl_host_open_teams(params, host, teams_now, comm_p, error);
+}
+
+static size_t give(void *data, size_t count, gb_dtype dtype, int member) {
+  uint64_t seed = (uint64_t)member * 7919 + 1;
+  for (size_t i = 0; i < count; i++) {
+    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    float f = (1 + (float)(seed >> 44) * 0x1p-20f) * (float)(1 << seed % 7);
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if (dtype == GB_FLOAT32)
+      ((float *)data)[i] = f;
+    else
+      ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
+  }
+  return count * gb_dtype_bytes(dtype);
+}
+
+/* Each team in member order, then the teams in that of their first members. */
+static void add_up_teams(void *want, size_t count, gb_dtype dtype) {
+  static uint8_t one[TEAM_COUNT * 4], team[TEAM_COUNT * 4];
+  gbi_reduce_fn add = gbi_reduce_kernel(dtype, GB_SUM);
+  for (int first = 0; first < gb_world(); first++) {
+    int before = 0;
+    while (teams_now[before] != teams_now[first]) before++;
+    if (before < first) continue;
+    size_t bytes = give(team, count, dtype, first);
+    for (int m = first + 1; m < gb_world(); m++) {
+      if (teams_now[m] != teams_now[first]) continue;
+      give(one, count, dtype, m);
+      add(team, one, count);
+    }
+    if (first)
+      add(want, team, count);
+    else
+      memcpy(want, team, bytes);
+  }
+}
+
+static void one_sum(gb_battery *b, gb_dtype dtype, size_t count, int root,
+                    bool apart) {
+  static uint8_t src[TEAM_COUNT * 4], dst[TEAM_COUNT * 4], want[TEAM_COUNT * 4];
+  gb_error error;
+  size_t bytes = give(src, count, dtype, gb_rank());
+  add_up_teams(want, count, dtype);
+  gbi_comm_step s = {.kind = root < 0 ? GBI_COMM_ALL_REDUCE : GBI_COMM_REDUCE,
+                     .dtype = dtype, .redop = GB_SUM, .count = count,
+                     .root = root < 0 ? 0 : root, .src = src,
+                     .dst = apart ? dst : src};
+  s.call = gb_battery_call(b, &s);
+  GB_CHECK_OK(gb_battery_run(b, &s, 60000, &error));
+  if (root < 0 || root == gb_rank()) GB_CHECK(!memcmp(s.dst, want, bytes));
+}
+
+/* Any root, in place and not, in one round, one piece and several. */
+static void check_teams(const int *teams) {
+  static const size_t counts[] = {1, 1000, 9000, TEAM_COUNT};
+  gb_battery b;
+  teams_now = teams;
+  gb_battery_open(&b, open_teams, NULL);
+  for (size_t c = 0; c < GBI_COUNT(counts); c++)
+    for (int root = -1; root < gb_world(); root++)
+      for (int apart = 0; apart < 2; apart++) {
+        one_sum(&b, GB_FLOAT32, counts[c], root, apart);
+        one_sum(&b, GB_BFLOAT16, counts[c], root, apart);
+      }
+  gb_battery_close(&b);
+}
+#define TEAMS(name, ranks_, ...)                                               \
+  GB_TEST(ccl_teams, name, .ranks = ranks_, .timeout_ms = 120000) {            \
+    static const int teams[] = {__VA_ARGS__};                                  \
+    check_teams(teams);                                                        \
+  }
+TEAMS(two_and_two, 4, 0, 0, 1, 1)
+TEAMS(interleaved, 4, 7, 3, 7, 3)
+TEAMS(inside_out, 4, 1, 0, 0, 1)
+TEAMS(one_and_three, 4, 0, 1, 1, 1)
+TEAMS(three_and_one, 4, 0, 0, 0, 1)
+TEAMS(one_alone_in_the_middle, 5, 2, 2, 0, 1, 1)
+TEAMS(all_alone, 3, 2, 1, 0)
+TEAMS(crossed, 7, 0, 1, 2, 0, 1, 2, 1)
+
+static const int of_two[] = {0, 1, 0, 1, 1, 0, 0, 1};
+#define OF_TWO(name, ranks_, what)                                             \
+  GB_TEST(ccl_teams, name, .ranks = ranks_, .timeout_ms = 120000) {            \
+    teams_now = of_two;                                                        \
+    what(open_teams, NULL);                                                    \
+  }
+OF_TWO(values_4, 4, gb_battery_values)
+OF_TWO(values_7, 7, gb_battery_values)
+OF_TWO(large_5, 5, gb_battery_large)
+OF_TWO(pipeline_4, 4, gb_battery_pipeline)
+OF_TWO(mismatch_4, 4, gb_battery_mismatch)
+OF_TWO(frozen_4, 4, gb_battery_frozen)
+OF_TWO(stop_4, 4, gb_battery_stop)
+OF_TWO(warm_4, 4, gb_battery_warm)
+
+/* Across hosts teams say nothing: the bits are those of the hosts. */
+GB_TEST(ccl_teams, across_hosts_they_say_nothing, .ranks = 4) {
+  teams_now = of_two;
+  gb_battery_values(open_teams, two_hosts);
+}
+
 /* A step that waits is asked again and again between looks at sockets: asking
  * costs well under 100 ns. The best of many rounds, so that load is no matter;
  * the limit leaves room for slow machines. */

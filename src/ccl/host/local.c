@@ -16,6 +16,14 @@ enum {
   ROLE_PARTS  /* ALL_REDUCE: adds its part of each piece, copies the others' */
 };
 
+/* What the member at a place in the order of additions joins. */
+enum {
+  JOINS_SUM,   /* one of the first team, or alone in its own */
+  BEGINS_TEAM, /* the first of a later team */
+  JOINS_TEAM,
+  ENDS_TEAM /* joins it, and the team joins the sum */
+};
+
 /* ROLE_PARTS. Rounds of K pieces: data 0, data 1, then result j, data j + 2 for
  * each j. Every member runs the same program, one action after the other:
  *
@@ -27,7 +35,7 @@ enum {
  * The reads come in ascending rounds, and every round is read before the slot's
  * next round is published (2 * AHEAD + 1 < depth), so it cannot wait for
  * itself. */
-enum { AHEAD = 2, PART_ALIGN = 64, PIECE_LEAST = 16384 };
+enum { AHEAD = 2, PART_ALIGN = 64, PIECE_LEAST = 32768 };
 
 typedef struct peer {
   gbi_ring ring;
@@ -42,9 +50,14 @@ struct gbi_local {
   int count, me;
   uint64_t *moved;
   uint64_t *seen;
+  /* Additions: who is added in which order, and how; our own place there. */
+  int *order;
+  uint8_t *joins;
+  int my_place;
   uint8_t *scratch; /* one piece: root's running sum when dst is src */
+  uint8_t *team_scratch; /* one piece: the running sum of a team */
   uint64_t window_offset;
-  size_t window_bytes;
+  size_t window_bytes, slot_bytes;
   uint64_t next_round;
   gbi_call announced;
   uint64_t chain; /* over every call announced, to find late disagreement */
@@ -59,9 +72,47 @@ struct gbi_local {
 
 /* ---- set-up ---- */
 
+/* Whether adding up by teams may differ from adding up by members. */
+static bool has_teams(const int *teams, int count) {
+  bool one = true, single = true;
+  for (int i = 1; teams && i < count; i++) {
+    one = one && teams[i] == teams[0];
+    for (int j = 0; j < i; j++) single = single && teams[j] != teams[i];
+  }
+  return teams && !one && !single;
+}
+
+/* Teams in the order of their first members, members in theirs. */
+static void set_order(gbi_local *local, const int *teams) {
+  int n = local->count, placed = 0;
+  for (int first = 0; first < n; first++) {
+    bool taken = false;
+    for (int i = 0; i < placed && !taken; i++)
+      taken = local->order[i] == first;
+    if (taken) continue;
+    int begin = placed;
+    for (int i = first; i < n; i++)
+      if (!teams || teams[i] == teams[first]) local->order[placed++] = i;
+    if (!begin || placed - begin == 1) continue; /* JOINS_SUM */
+    for (int i = begin; i < placed; i++) local->joins[i] = JOINS_TEAM;
+    local->joins[begin] = BEGINS_TEAM;
+    local->joins[placed - 1] = ENDS_TEAM;
+  }
+  for (int i = 0; i < n; i++)
+    if (local->order[i] == local->me) local->my_place = i;
+}
+
+/* One piece, touched once, here. */
+static uint8_t *new_scratch(const gbi_local *local) {
+  uint8_t *scratch = gbi_aligned_alloc(4096, local->slot_bytes);
+  if (scratch) memset(scratch, 0, local->slot_bytes);
+  return scratch;
+}
+
 gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
-                         int count, int me, uint64_t *moved,
+                         const int *teams, int count, int me, uint64_t *moved,
                          gbi_local **local_p, gb_error *error) {
+  if (!has_teams(teams, count)) teams = NULL;
   gbi_local *local = gbi_calloc(1, sizeof *local);
   if (!local) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   local->area = area;
@@ -70,12 +121,19 @@ gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
   local->moved = moved;
   local->peers = gbi_calloc((size_t)count, sizeof *local->peers);
   local->seen = gbi_calloc((size_t)count, sizeof *local->seen);
-  local->scratch = gbi_aligned_alloc(4096, GBI_LOCAL_SLOT_BYTES);
+  local->slot_bytes = teams && count >= GBI_LOCAL_CROWD
+                          ? GBI_LOCAL_SLOT_BYTES / 2
+                          : GBI_LOCAL_SLOT_BYTES;
+  local->order = gbi_calloc((size_t)count, sizeof *local->order);
+  local->joins = gbi_calloc((size_t)count, sizeof *local->joins);
+  local->scratch = new_scratch(local);
+  if (teams) local->team_scratch = new_scratch(local);
   gb_status status = GB_OK;
-  if (!local->peers || !local->seen || !local->scratch)
+  if (!local->peers || !local->seen || !local->order || !local->joins ||
+      !local->scratch || (teams && !local->team_scratch))
     status = gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   local->window_bytes =
-      gbi_ring_bytes(count, GBI_LOCAL_DEPTH, GBI_LOCAL_SLOT_BYTES);
+      gbi_ring_bytes(count, GBI_LOCAL_DEPTH, local->slot_bytes);
   if (status == GB_OK && count > 1) {
     status = gbi_hostarea_alloc(area, local->window_bytes,
                                 &local->window_offset, error);
@@ -84,7 +142,7 @@ gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
     gbi_local_close(local);
     return status;
   }
-  memset(local->scratch, 0, GBI_LOCAL_SLOT_BYTES); /* touched once, here */
+  set_order(local, teams);
   for (int i = 0; i < count; i++) local->peers[i].member = members[i];
   *local_p = local;
   return GB_OK;
@@ -108,7 +166,7 @@ gb_status gbi_local_connect(gbi_local *local, gbi_reader *addresses,
                              &p->window, error));
     p->window_offset = offset;
     gbi_ring_init(&p->ring, p->window, local->count, GBI_LOCAL_DEPTH,
-                  GBI_LOCAL_SLOT_BYTES, i, i == local->me ? local->seen : NULL);
+                  local->slot_bytes, i, i == local->me ? local->seen : NULL);
   }
   return GB_OK;
 }
@@ -125,7 +183,10 @@ void gbi_local_close(gbi_local *local) {
                        local->count);
   free(local->peers);
   free(local->seen);
+  free(local->order);
+  free(local->joins);
   free(local->scratch);
+  free(local->team_scratch);
   free(local);
 }
 
@@ -167,9 +228,9 @@ static void take_out(gbi_local *local, gbi_local_step *step) {
 
 /* Several pieces let the copies of the two sides overlap; tiny ones cost a
  * wake each. */
-static size_t piece_bytes_of(size_t bytes) {
+static size_t piece_bytes_of(const gbi_local *local, size_t bytes) {
   size_t piece = (bytes / 4 + 4095) / 4096 * 4096;
-  return GBI_MIN(GBI_MAX(piece, PIECE_LEAST), GBI_LOCAL_SLOT_BYTES);
+  return GBI_MIN(GBI_MAX(piece, PIECE_LEAST), local->slot_bytes);
 }
 
 static uint8_t role_of(const gbi_local *local, const gbi_local_step *step) {
@@ -217,7 +278,7 @@ void gbi_local_start(gbi_local *local, const gbi_comm_step *what,
       .combine = gbi_combine_kernel(what->dtype, what->redop)};
   step->piece_bytes = all_reduce && bytes <= GBI_LOCAL_SMALL_BYTES
                           ? GBI_LOCAL_SMALL_BYTES
-                          : piece_bytes_of(bytes);
+                          : piece_bytes_of(local, bytes);
   step->pieces =
       (uint32_t)((bytes + step->piece_bytes - 1) / step->piece_bytes);
   step->role = role_of(local, step);
@@ -433,45 +494,62 @@ static gb_status take_piece(gbi_local *local, gbi_local_step *step,
   return GB_OK;
 }
 
-/* One member's piece into the root's running sum, in member order. The sum
- * lives in dst, unless dst is src and our own value is still to come. */
-static gb_status fold_member(gbi_local *local, gbi_local_step *step,
-                             gb_error *error) {
-  if (local->reading != step) return GB_ERR_BUSY;
-  uint32_t piece = step->combined;
-  uint64_t round = data_round(step, piece);
-  size_t bytes = piece_size(step, piece), at = piece_at(step, piece);
-  size_t count = bytes / gb_dtype_bytes(step->what.dtype);
-  const uint8_t *src = (const uint8_t *)step->what.src + at;
-  uint8_t *dst = (uint8_t *)step->what.dst + at;
-  bool hidden = step->what.src == step->what.dst && local->me > 1;
-  uint8_t *sum = hidden && step->member < local->me ? local->scratch : dst;
-  int m = step->member;
-  const void *data = src, *first = sum;
-  if (m != local->me)
-    GBI_TRY(look(local, step, m, round, bytes, &data, error));
-  if (m == 1) {
-    /* Member 0's value was left where it is. */
-    first = src;
-    if (local->me != 0)
-      GBI_TRY(look(local, step, 0, round, bytes, &first, error));
-    step->combine(sum, first, data, count);
-    if (local->me != 0) consume(local, 0, round);
-  } else if (m > 1 && m == local->me) {
-    step->combine(dst, hidden ? local->scratch : dst, data, count);
-  } else if (m > 1) {
-    step->reduce(sum, data, count);
-  }
-  if (m > 0 && m != local->me) consume(local, m, round);
-  step->member++;
-  return GB_OK;
+/* data joins *sum_p in `to`, where that may lie already. */
+static void add_to(const gbi_local_step *step, const void **sum_p, void *to,
+                   const void *data, size_t count) {
+  if (*sum_p == to)
+    step->reduce(to, data, count);
+  else
+    step->combine(to, *sum_p, data, count);
+  *sum_p = to;
 }
 
+/* The piece of the member whose place it is joins the sum in `to`. It stays in
+ * its ring until the whole piece is added up: sums begin where it lies. */
+static void add_member(gbi_local *local, gbi_local_step *step, void *to,
+                       const void *data, size_t count) {
+  int joins = local->joins[step->member];
+  if (step->member == 0) {
+    step->sum = data;
+  } else if (joins == JOINS_SUM) {
+    add_to(step, &step->sum, to, data, count);
+  } else if (joins == BEGINS_TEAM) {
+    step->team = data;
+  } else {
+    add_to(step, &step->team, local->team_scratch, data, count);
+    if (joins == ENDS_TEAM) add_to(step, &step->sum, to, step->team, count);
+  }
+  step->member++;
+  ++*local->moved;
+}
+
+/* All are through with a piece that is added up. */
+static void consume_all(gbi_local *local, gbi_local_step *step,
+                        uint64_t round) {
+  for (int m = 0; m < local->count; m++) consume(local, m, round);
+  step->member = 0;
+}
+
+/* Everybody's piece into the root's sum. That lives in dst, unless dst is src
+ * and our own value is still to come. */
 static gb_status fold_piece(gbi_local *local, gbi_local_step *step,
                             gb_error *error) {
-  while (step->member < local->count)
-    GBI_TRY(fold_member(local, step, error));
-  step->member = 0;
+  if (local->reading != step) return GB_ERR_BUSY;
+  uint64_t round = data_round(step, step->combined);
+  size_t bytes = piece_size(step, step->combined);
+  size_t count = bytes / gb_dtype_bytes(step->what.dtype);
+  size_t at = piece_at(step, step->combined);
+  uint8_t *dst = (uint8_t *)step->what.dst + at;
+  while (step->member < local->count) {
+    int m = local->order[step->member];
+    const void *data = (const uint8_t *)step->what.src + at;
+    if (m != local->me)
+      GBI_TRY(look(local, step, m, round, bytes, &data, error));
+    bool hidden =
+        step->what.src == step->what.dst && step->member < local->my_place;
+    add_member(local, step, hidden ? local->scratch : dst, data, count);
+  }
+  consume_all(local, step, round);
   step->combined++;
   return GB_OK;
 }
@@ -480,16 +558,14 @@ static gb_status fold_piece(gbi_local *local, gbi_local_step *step,
 static gb_status add_small(gbi_local *local, gbi_local_step *step,
                            gb_error *error) {
   if (local->reading != step) return GB_ERR_BUSY;
-  const void *data;
-  for (; step->member < local->count; step->member++) {
-    GBI_TRY(look(local, step, step->member, step->first_round, step->bytes,
+  uint64_t round = step->first_round;
+  while (step->member < local->count) {
+    const void *data;
+    GBI_TRY(look(local, step, local->order[step->member], round, step->bytes,
                  &data, error));
-    if (step->member)
-      step->reduce(step->what.dst, data, step->what.count);
-    else
-      memcpy(step->what.dst, data, step->bytes);
-    consume(local, step->member, step->first_round);
+    add_member(local, step, step->what.dst, data, step->what.count);
   }
+  consume_all(local, step, round);
   step->copied = 1;
   return GB_OK;
 }
@@ -507,20 +583,16 @@ static gb_status combine_part(gbi_local *local, gbi_local_step *step,
       (const uint8_t *)step->what.src + piece_at(step, piece) + at;
   void *sum;
   GBI_TRY(find_room(local, step, to, &sum, error));
-  for (; step->member < local->count; step->member++) {
-    int m = step->member;
+  while (step->member < local->count) {
+    int m = local->order[step->member];
     const void *data = own;
     if (m != local->me) {
       GBI_TRY(look(local, step, m, round, bytes, &data, error));
       data = (const uint8_t *)data + at;
     }
-    if (m)
-      step->reduce(sum, data, count);
-    else
-      memcpy(sum, data, part);
-    consume(local, m, round);
+    add_member(local, step, sum, data, count);
   }
-  step->member = 0;
+  consume_all(local, step, round);
   publish(local, step, to, part, GBI_RING_ALL);
   step->combined++;
   return GB_OK;

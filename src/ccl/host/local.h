@@ -15,6 +15,9 @@
 /* Part of ALL_REDUCE that fits goes in one round, added by everybody. */
 #define GBI_LOCAL_SMALL_BYTES 8192
 #define GBI_LOCAL_SLOT_BYTES (128 * 1024)
+/* With this many members in teams slots are half as long: every member maps the
+ * slots of all, and a group is to open as fast as one over a bridge. */
+#define GBI_LOCAL_CROWD 5
 #define GBI_LOCAL_DEPTH 8
 
 typedef struct gbi_local_step gbi_local_step;
@@ -29,16 +32,19 @@ struct gbi_local_step {
   uint32_t pieces;
   uint8_t role;
   bool pub_done, read_done;
-  /* How far it is, in pieces; `member` within the piece. */
+  /* How far it is, in pieces; `member` within the piece, by place in the order
+   * of additions while it adds up. */
   uint32_t published, combined, copied;
   int member;
+  const void *sum, *team; /* running sums of the piece; see add_member */
 };
 
 typedef struct gbi_local gbi_local;
 
-/* members: those of this host, in member order; area indices in `local`. */
+/* members: those of this host, in member order; area indices in `local`.
+ * teams: see ccl.h, NULL for none. */
 gb_status gbi_local_open(gbi_hostarea *area, const gbi_member *members,
-                         int count, int me, uint64_t *moved,
+                         const int *teams, int count, int me, uint64_t *moved,
                          gbi_local **local_p, gb_error *error);
 void gbi_local_address(const gbi_local *local, gbi_writer *out);
 /* address of each member, in member order. */
