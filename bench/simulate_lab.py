@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `gpubridge simulate` predicts for two hosts, and what they measure.
 
-    bench/simulate_lab.py [--rate 200] [--delay 20] [--policy NAME] [--json FILE]
+    bench/simulate_lab.py [--rate 200] [--delay 20] [--policy NAME]
 
 Two hosts with two ranks each, one island a host, joined by a cable of so many
 Mbit/s and so many ms one way (the emulator of the project's lab, which needs
@@ -10,7 +10,8 @@ median, over the calls, of the time until the last rank is done. The first calls
 in which TCP finds out what the cable carries, are outside the model and are not
 counted. Sizes are measured in the order given: after large calls BBR paces small
 ones by what they ask for, which is outside the model too (docs/simulate.md).
-Exits 1 when a cell is off by more than --within.
+Exits 1 when a cell is off by more than --within. Writes bench/results/simulate_lab.json
+and .svg.
 """
 
 import argparse
@@ -22,9 +23,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import report
+from report import ROOT, size_text
 from two_hosts import LAB, run_ranks
 
-ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / "build/bin"
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
@@ -61,9 +63,9 @@ def main():
     parser.add_argument("--within", type=float, default=0.2)
     parser.add_argument("--links", type=Path, default=ROOT / "docs/links/lab.json")
     parser.add_argument("--lab", default=LAB)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    about = report.machine()
     sizes = [int(size) for size in given.sizes.split(",")]
     if given.rank:
         work(given.calls, sizes)
@@ -89,8 +91,12 @@ def main():
             flush=True,
         )
     print(f"the worst is off by {worst:.1%}")
-    if given.json:
-        given.json.write_text(json.dumps(table, indent=1) + "\n")
+    bars = [
+        (f"{row['collective']} {size_text(row['bytes'])}", row["ratio"], 1, "of the measured")
+        for row in table
+    ]
+    title = f"{given.policy}: predicted times, {given.rate:g} Mbit/s, {given.delay:g} ms one way"
+    report.save("simulate_lab", about, {"cells": table}, report.bars(title, bars))
     sys.exit(worst > given.within)
 
 

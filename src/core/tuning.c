@@ -43,7 +43,7 @@ static const int size_order[SIZES] = {5, 0, 6, 3, 7, 4, 2, 1};
 /* One collective at one size. */
 typedef struct point {
   double walls[POLICIES][ROUNDS]; /* us a call, of the slowest rank */
-  int rounds[POLICIES]; /* of each policy; some are given up early */
+  int rounds[POLICIES];           /* of each policy; some are given up early */
   int taken;
   double cost_us; /* of its last round, all policies; 0: not measured yet */
 } point;
@@ -123,8 +123,8 @@ static bool has_rows(const tuner *t, int list, int size) {
 static gb_status call(tuner *t, int list, int size, gb_error *error) {
   uint64_t count = bytes_of(size) / sizeof(float);
   uint64_t row = count / (uint64_t)t->job->world;
-  gbi_coll coll = {.dtype = GB_FLOAT32, .redop = 255, .root = -1,
-                   .count = count};
+  gbi_coll coll = {
+      .dtype = GB_FLOAT32, .redop = 255, .root = -1, .count = count};
   switch (list) {
     case GBI_RULES_BROADCAST:
       coll.op = GBI_OP_BROADCAST;
@@ -371,7 +371,7 @@ static void make_rules(const tuner *t, gbi_rules *rules) {
   if (choose(t, GBI_RULES_ALL_REDUCE, all)) {
     add_rules(t, GBI_RULES_ALL, all, rules);
   } else {
-    rules->rules[rules->count++] = 
+    rules->rules[rules->count++] =
         (gbi_rule){.max_bytes = UINT64_MAX, .policy = &gbi_policy_auto};
     for (int s = 0; s < SIZES; s++) all[s] = -1;
   }
@@ -415,8 +415,8 @@ static gb_status confirm(tuner *t, const gbi_group_spec *spec,
     gbi_get_text(&in, theirs, sizeof theirs);
     if (in.bad || strcmp(text, theirs))
       status = gbi_fail_rank(error, GB_ERR_PROTOCOL, r,
-                             "%s measured other rules than %s",
-                             t->job->who[r], t->job->who[t->job->rank]);
+                             "%s measured other rules than %s", t->job->who[r],
+                             t->job->who[t->job->rank]);
   }
   gbi_blobs_free(&blobs);
   gbi_writer_fini(&out);

@@ -62,8 +62,8 @@ gb_status gbi_connect(const gbi_address *address, uint64_t deadline_ns,
 /* TCP_NODELAY, keep-alive and TCP_USER_TIMEOUT such that a silent peer is
  * noticed within timeout_ms. Never fails: telemetry may read it back. */
 void gbi_socket_tune(int fd, uint64_t timeout_ms);
-/* Bytes per second that a TCP connection delivered of late, as the kernel counts
- * them; 0: nothing yet, or an old kernel. */
+/* Bytes per second that a TCP connection delivered of late, as the kernel
+ * counts them; 0: nothing yet, or an old kernel. */
 uint64_t gbi_socket_rate(int fd);
 /* Next accepted connection, non-blocking, or -1. */
 int gbi_accept(int listen_fd);

@@ -1,5 +1,5 @@
-/* Apart from net.c: the kernel's own header, which has more of tcp_info than the
- * C library's, does not go together with it. */
+/* Apart from net.c: the kernel's own header, which has more of tcp_info than
+ * the C library's, does not go together with it. */
 #include "os/net.h"
 
 #include <linux/tcp.h>
