@@ -149,7 +149,8 @@ static gb_status prepare_tuning(gbi_discovery *d, gb_error *error) {
   d->rules = gbi_calloc(1, sizeof *d->rules);
   if (!d->rules)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for the rules");
-  d->rules->rules[0] = (gbi_rule){.max_bytes = UINT64_MAX};
+  d->rules->rules[0] =
+      (gbi_rule){.max_bytes = UINT64_MAX, .policy = &gbi_policy_auto};
   d->rules->count = 1;
   return GB_OK;
 }

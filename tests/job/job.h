@@ -26,7 +26,8 @@ static inline double test_now(void) {
 static inline const char *bridging_policy(void) {
   const char *letters = gb_vendors();
   bool mixed = letters && strchr(letters, 'n') && strchr(letters, 'a');
-  bool told = getenv("GPUBRIDGE_POLICY") || getenv("GPUBRIDGE_THRESHOLDS");
+  bool told = getenv("GPUBRIDGE_POLICY") || getenv("GPUBRIDGE_THRESHOLDS") ||
+              getenv("GPUBRIDGE_TUNE");
   return mixed && !told ? "reduce-bridge-broadcast" : NULL;
 }
 

@@ -215,7 +215,7 @@ static void must_be_refused_everywhere(const char *policy, const char *words,
 }
 
 GB_TEST(tuning, one_rank_without, .ranks = 4, .vendors = "nnaa") {
-  if (gb_rank() != 2) setenv("GPUBRIDGE_TUNE", "1", 1);
+  setenv("GPUBRIDGE_TUNE", gb_rank() == 2 ? "0" : "1", 1);
   must_be_refused_everywhere(NULL, "ranks disagree about GPUBRIDGE_TUNE: ",
                              "1 on ranks 0, 1, 3, 0 on rank 2");
 }
