@@ -41,7 +41,7 @@ enum { COLLECTIVES = sizeof collectives / sizeof collectives[0] };
 static const char default_collectives[] =
     "all_reduce,broadcast,reduce,all_gather,reduce_scatter";
 static const char default_policies[] =
-    "reduce-bridge-broadcast,sharded-bridge,native-only";
+    "direct,reduce-bridge-broadcast,sharded-bridge,native-only";
 static const char default_sizes[] = "4,64,1K,16K,256K,1M,4M,16M,64M";
 
 typedef struct options {
@@ -177,9 +177,16 @@ static int take_policy(simulation *s, const char *name) {
     return refuse("policy %s does not fit these islands. What fits is %s", name,
                   known);
   }
+  if (policy == &gbi_policy_direct && s->links.islands_count) {
+    if (s->given->policies == default_policies) return 0;
+    return refuse("policy direct is one of host memory, and island %s has a "
+                  "fabric of its own",
+                  s->links.islands[0].label);
+  }
   if (s->policies_count == POLICIES_MAX)
     return refuse("more than %d policies", POLICIES_MAX);
   gbi_sim_policy_open(&s->policies[s->policies_count++], policy, s->topology,
+                      !s->links.islands_count,
                       (uint64_t)s->given->chunk_bytes,
                       (int)s->given->shard_links);
   return 0;

@@ -363,11 +363,13 @@ gb_status gbi_sim_run(const gbi_sim_spec *spec, const gbi_coll *coll,
 /* ---- plans of a policy ---- */
 
 void gbi_sim_policy_open(gbi_sim_policy *made, const gbi_policy_ops *policy,
-                         const gbi_topology *topology, uint64_t chunk_bytes,
-                         int links_most) {
+                         const gbi_topology *topology, bool on_hosts,
+                         uint64_t chunk_bytes, int links_most) {
   int links = gbi_policy_links(policy, NULL, topology, links_most);
+  bool direct = on_hosts && gbi_policy_may_pass(topology, "shm");
   *made = (gbi_sim_policy){.policy = policy,
                            .env = {.topology = topology,
+                                   .direct = direct,
                                    .chunk_bytes = gbi_policy_chunk_bytes(
                                        topology, chunk_bytes, links),
                                    .links = links}};

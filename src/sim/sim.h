@@ -47,14 +47,15 @@ gb_status gbi_sim_run(const gbi_sim_spec *spec, const gbi_coll *coll,
                       gbi_sim_result *result, gb_error *error);
 
 /* The plans of a policy as a job would make them: chunks and links by its
- * rules. chunk_bytes: of the setting. */
+ * rules. on_hosts: what is moved lies in host memory on every rank, so that auto
+ * may go direct. chunk_bytes: of the setting. */
 typedef struct gbi_sim_policy {
   const gbi_policy_ops *policy;
   gbi_policy_env env;
 } gbi_sim_policy;
 void gbi_sim_policy_open(gbi_sim_policy *made, const gbi_policy_ops *policy,
-                         const gbi_topology *topology, uint64_t chunk_bytes,
-                         int links_most);
+                         const gbi_topology *topology, bool on_hosts,
+                         uint64_t chunk_bytes, int links_most);
 /* A gbi_sim_plan_fn over a gbi_sim_policy. */
 gb_status gbi_sim_policy_plan(void *arg, int rank, const gbi_coll *coll,
                               gbi_plan **plan_p, gb_error *error);

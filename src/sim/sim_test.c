@@ -104,7 +104,7 @@ static gb_status run(const gbi_topology *t, const gbi_links *links,
                      const gbi_policy_ops *policy, int op, int root,
                      uint64_t count, gbi_sim_result *result, gb_error *error) {
   gbi_sim_policy made;
-  gbi_sim_policy_open(&made, policy, t, 1 << 20, 0);
+  gbi_sim_policy_open(&made, policy, t, true, 1 << 20, 0);
   gbi_sim_spec spec = {t, links, made.env.links, gbi_sim_policy_plan, &made};
   bool reduces = op == GBI_OP_ALL_REDUCE || op == GBI_OP_REDUCE ||
                  op == GBI_OP_REDUCE_SCATTER;
