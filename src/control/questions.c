@@ -111,6 +111,7 @@ static gbi_exchange *create_exchange(gbi_server *s, entry *e) {
   x->round = e->round;
   x->members = e->members;
   x->count = e->count;
+  s->parted |= e->count < s->params.world;
   x->opened_ns = gbi_now_ns();
   x->deadline_ns = GBI_NEVER;
   e->members = NULL;
@@ -375,8 +376,8 @@ static bool has_offered(const gbi_server *s, int from, int to) {
   return bits && bits[to / 8] >> to % 8 & 1;
 }
 
-bool gbi_server_may_offer(const gbi_server *s) {
-  bool used = false, others = false;
+bool gbi_server_is_needed(const gbi_server *s) {
+  bool used = s->parted, others = false;
   for (int r = 0; r < s->params.world; r++) {
     used |= s->members[r].offered_to != NULL;
     others |= r > 0 && s->members[r].conn && !s->members[r].left;
@@ -425,6 +426,10 @@ void gbi_server_member_left(gbi_server *s, int rank) {
   for (int r = 0; r < s->params.world; r++)
     if (r != rank && (has_offered(s, r, rank) || has_offered(s, rank, r)))
       tell_left(s, r, rank);
+  gbi_server_leaves_exchanges(s, rank);
+}
+
+void gbi_server_leaves_exchanges(gbi_server *s, int rank) {
   for (gbi_exchange *x = s->exchanges; x; x = x->next) {
     for (int i = 0; i < x->count && !x->failed; i++) {
       if (x->members[i] != rank || x->slots[i].in) continue;

@@ -428,12 +428,12 @@ static void rank0_leaves(gbi_server *s) {
   gbi_writer_fini(&w);
 }
 
-/* Rank 0 said goodbye. In a job that sends messages it stays for a while,
- * because links are made through it: the first stage of a pipeline is done
- * before the others have met. */
+/* Rank 0 said goodbye. In a job that sends messages or has groups of part of
+ * its ranks it stays for a while, because links and groups are made through it:
+ * the first stage of a pipeline is done before the others have met. */
 static void try_to_leave(gbi_server *s) {
   if (!s->members[0].left || s->leaving) return;
-  if (!s->failed && gbi_server_may_offer(s) &&
+  if (!s->failed && gbi_server_is_needed(s) &&
       gbi_now_ns() < s->leave_by_ns)
     return;
   rank0_leaves(s);
@@ -450,6 +450,7 @@ static bool take_goodbye(gbi_server *s, gbi_conn *c, gbi_reader *body) {
     m->left_completed = known ? state.completed : 0;
     if (c->rank == 0) {
       s->leave_by_ns = gbi_now_ns() + LEAVE_NS;
+      gbi_server_leaves_exchanges(s, 0);
       try_to_leave(s);
       return true; /* its answer comes when it may go */
     }

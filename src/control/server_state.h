@@ -103,6 +103,7 @@ struct gbi_server {
   bool held; /* a LINK cause that waits for the reason behind it */
   gb_error held_error;
   uint64_t held_until_ns;
+  bool parted;  /* a group of part of the ranks was opened */
   bool leaving; /* rank 0 said goodbye and the others know */
   uint64_t leave_by_ns; /* with rank 0's goodbye: when they know at last */
   bool draining;
@@ -129,9 +130,12 @@ bool gbi_server_stalled(gbi_server *server, int rank, gbi_reader *body);
 bool gbi_server_state(gbi_server *server, int rank, gbi_reader *body);
 void gbi_server_member_left(gbi_server *server, int rank);
 bool gbi_server_offer(gbi_server *server, int rank, gbi_reader *body);
-/* Ranks of this job send messages, and some are still in it: they may need new
- * links, which are made through rank 0. */
-bool gbi_server_may_offer(const gbi_server *server);
+/* Ranks of this job send messages or have groups without others, and some are
+ * still in it: they may need new links and groups, which are made through rank
+ * 0. */
+bool gbi_server_is_needed(const gbi_server *server);
+/* Exchanges that wait for a rank that left end for everybody. */
+void gbi_server_leaves_exchanges(gbi_server *server, int rank);
 /* The error of an exchange that `rank` (-1: anybody) has taken part in and that
  * others have yet to hear of; NULL when there is none. */
 const gb_error *gbi_server_open_error(const gbi_server *server, int rank);

@@ -146,7 +146,7 @@ class Job:
         letters = {"n": "nvidia", "a": "amd"}
         # init_process_group's jobs meet over the bridge, as between two machines;
         # auto passes it by on the tests' one host.
-        told = {"GPUBRIDGE_POLICY", "GPUBRIDGE_THRESHOLDS"} & {*os.environ, *changed}
+        told = {"GPUBRIDGE_POLICY", "GPUBRIDGE_THRESHOLDS", "GPUBRIDGE_TUNE"} & {*os.environ, *changed}
         bridging = len(set(vendors)) > 1 and not told
         for rank, letter in enumerate(vendors):
             values = {
