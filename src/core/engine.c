@@ -291,21 +291,37 @@ static void run_on_rank(gbi_engine *engine, gbi_task *task, uint32_t index) {
   finish_step(engine, task, index);
 }
 
+/* Local work has no order but that of dependencies: the next chunk is encoded
+ * while this one is on its way. One step at a time, so that what waits for it
+ * elsewhere starts before the next. */
+static bool run_next_on_rank(gbi_engine *engine, gbi_task *task) {
+  const gbi_plan *plan = task->plan;
+  uint32_t *cursor = &task->cursor[GBI_ON_RANK];
+  uint32_t end = plan->first[GBI_ON_RANK + 1];
+  for (uint32_t at = *cursor; at < end && at - *cursor < GBI_LOCAL_AHEAD;
+       at++) {
+    uint32_t index = plan->order[at];
+    bool ran = task->state[index] != DONE;
+    if (ran && !deps_done(task, &plan->steps[index])) continue;
+    if (ran) run_on_rank(engine, task, index);
+    if (at == *cursor) ++*cursor;
+    if (ran) return true;
+  }
+  return false;
+}
+
 /* Starts this task's steps on one resource, in order, while they can. */
 static bool start_steps(gbi_engine *engine, gbi_task *task, int resource) {
   const gbi_plan *plan = task->plan;
   lane *l = &engine->lanes[resource];
   bool any = false;
+  if (resource == GBI_ON_RANK) return run_next_on_rank(engine, task);
   while (task->cursor[resource] < plan->first[resource + 1]) {
     uint32_t index = plan->order[task->cursor[resource]];
     if (!deps_done(task, &plan->steps[index])) break;
-    if (resource == GBI_ON_RANK) {
-      run_on_rank(engine, task, index);
-    } else {
-      if (!l->spares) break;
-      task->state[index] = STARTED;
-      start_on_comm(engine, l, task, index);
-    }
+    if (!l->spares) break;
+    task->state[index] = STARTED;
+    start_on_comm(engine, l, task, index);
     task->cursor[resource]++;
     any = true;
   }

@@ -362,11 +362,30 @@ static void run_local(const checker *c, runner *r, const gbi_step *step) {
   }
 }
 
+/* Local steps in the worst order that is allowed: the last that can, first. */
+static bool advance_local(checker *c, runner *r) {
+  uint32_t *cursor = &r->cursor[GBI_ON_RANK];
+  uint32_t end = r->plan->first[GBI_ON_RANK + 1];
+  uint32_t at = GBI_MIN(end, *cursor + GBI_LOCAL_AHEAD);
+  bool any = false;
+  while (at > *cursor) {
+    uint32_t index = r->plan->order[--at];
+    const gbi_step *step = &r->plan->steps[index];
+    if (r->state[index] == DONE || !deps_done(r, step)) continue;
+    run_local(c, r, step);
+    r->state[index] = DONE;
+    r->done++;
+    any = true;
+  }
+  while (*cursor < end && r->state[r->plan->order[*cursor]] == DONE) ++*cursor;
+  return any;
+}
+
 /* Starts what this rank can start; true when anything happened. */
 static bool advance(checker *c, int rank) {
   runner *r = &c->ranks[rank];
-  bool any = false;
-  for (int resource = 0; resource < GBI_RESOURCES; resource++) {
+  bool any = advance_local(c, r);
+  for (int resource = GBI_ON_RANK + 1; resource < GBI_RESOURCES; resource++) {
     while (r->cursor[resource] < r->plan->first[resource + 1]) {
       uint32_t index = r->plan->order[r->cursor[resource]];
       const gbi_step *step = &r->plan->steps[index];
@@ -378,10 +397,6 @@ static bool advance(checker *c, int rank) {
       r->state[index] = STARTED;
       r->cursor[resource]++;
       any = true;
-      if (resource != GBI_ON_RANK) continue;
-      run_local(c, r, step);
-      r->state[index] = DONE;
-      r->done++;
     }
   }
   return any;

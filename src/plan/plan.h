@@ -3,7 +3,9 @@
  * A plan is what one rank does for one collective: a bounded list of steps. A
  * step runs on a resource (the island's communicator, the bridge, the world's
  * communicator of the `flat` policy, the mesh of single messages, or the rank
- * itself) over one contiguous range of elements. Steps of one resource start in
+ * itself) over one contiguous range of elements. Steps on the rank run as soon
+ * as what they depend on is done, in any order within GBI_LOCAL_AHEAD of the
+ * first that waits. Steps of another resource start in
  * the order of the list, as soon as what they depend on is done; several may be
  * in flight.
  *
@@ -20,6 +22,7 @@
 #include "plan/topology.h"
 
 #define GBI_PLAN_STEPS_MAX (1u << 20)
+#define GBI_LOCAL_AHEAD 64
 #define GBI_CHUNKS_MAX 65536 /* chunks grow rather than pass this */
 
 typedef enum gbi_resource {

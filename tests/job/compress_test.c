@@ -464,6 +464,30 @@ GB_TEST(compress, telemetry_and_phases, .ranks = 4, .vendors = "nnaa") {
 }
 
 /* S118 */
+/* The next chunks are encoded while the first one waits for the other island:
+ * on a long line each would take a round trip otherwise. Rank 1 comes only when
+ * rank 0 has encoded three. */
+GB_TEST(compress, chunks_are_encoded_ahead, .ranks = 2, .vendors = "na") {
+  enum { CHUNK = 1 << 16, COUNT = 8 * CHUNK / 4 };
+  static float v[COUNT];
+  volatile int *step = gb_test_shared();
+  setenv("GPUBRIDGE_CHUNK_BYTES", "64K", 1);
+  gb_job *job = open_with("fp8");
+  for (size_t i = 0; i < COUNT; i++) v[i] = (float)(gb_rank() + 1);
+  gb_buffer buffer = {v, COUNT, GB_FLOAT32};
+  gb_work *work = NULL;
+  if (gb_rank()) gb_test_await(step, 1, 20000);
+  MUST(gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, &work, error));
+  double start = test_now();
+  while (!gb_rank() && facts_of(job).given < 3 * CHUNK)
+    GB_CHECK(test_now() - start < 10);
+  if (!gb_rank()) *step = 1;
+  MUST(gb_work_wait(work, 0, error));
+  gb_work_release(work);
+  GB_CHECK(v[0] == 3 && v[COUNT - 1] == 3);
+  must_close(job);
+}
+
 GB_TEST(compress, settings_differ, .ranks = 4, .vendors = "nnaa") {
   char(*texts)[GB_ERROR_TEXT_MAX] = (void *)((int *)gb_test_shared() + 64);
   setenv("GPUBRIDGE_BRIDGE_COMPRESSION", gb_rank() == 1 ? "bf16" : "off", 1);
