@@ -99,6 +99,8 @@ static void size_link(gbi_tcp *t, int member, const gbi_address *first) {
   bool near = t->members[member].local >= 0 ||
               same_host_address(first, &t->addresses[0]);
   link->streams = t->streams_setting ? t->streams_setting : near ? 1 : 4;
+  link->active = link->streams;
+  link->adapts = !t->streams_setting;
   if (t->piece_setting)
     link->piece_bytes = (size_t)t->piece_setting;
   else
@@ -333,7 +335,7 @@ static void tune(setup *s, gbi_tcp_link *link, int fd) {
     link->rtt_us = info.tcpi_rtt;
   const char *wanted = s->t->congestion_setting;
   if (!wanted[0] && link->rtt_us < 1000) wanted = "cubic";
-  if (!wanted[0] && link->rtt_us > 5000) wanted = "bbr";
+  if (!wanted[0] && link->rtt_us > GBI_TCP_LONG_RTT_US) wanted = "bbr";
   if (wanted[0] && !set_congestion(fd, wanted))
     GBI_DEBUG("tcp", "congestion control %s is not to be had", wanted);
   bytes = sizeof link->congestion - 1;

@@ -117,16 +117,28 @@ void gbi_tcp_bound_unsent(gbi_tcp_conn *c, size_t bytes) {
     c->unsent = bytes;
 }
 
+int gbi_tcp_active(int streams, uint64_t rate, uint32_t rtt_us) {
+  if (rtt_us <= GBI_TCP_LONG_RTT_US || rate >= GBI_TCP_THIN_BYTES_S)
+    return streams;
+  uint64_t twice = 2 * rate * rtt_us / 1000000;
+  uint64_t want = (twice + GBI_TCP_SEND_BUFFER - 1) / GBI_TCP_SEND_BUFFER;
+  return (int)GBI_MIN((uint64_t)streams, GBI_MAX(want, 2));
+}
+
 /* Without a bound the kernel's buffers take an equal share each at once and
  * nothing is left to balance; with one that is wide for a slow connection, the
  * others wait for its last bytes. */
-static void fit_unsent(gbi_tcp_conn *c) {
+static void fit_unsent(gbi_tcp_link *link, gbi_tcp_conn *c) {
   if (!c->unsent) return;
   uint64_t now = gbi_now_ns();
   if (now < c->next_rate_ns) return;
   c->next_rate_ns = now + RATE_MS * GBI_NS_PER_MS;
-  uint64_t rate = gbi_socket_rate(c->fd);
+  uint64_t rate = gbi_socket_rate(c->fd), all = 0;
   if (!rate) return;
+  c->rate = rate;
+  for (int i = 0; i < link->active; i++) all += link->conns[i].rate;
+  if (link->adapts)
+    link->active = gbi_tcp_active(link->streams, all, link->rtt_us);
   size_t bytes = GBI_MIN(rate * GBI_TCP_UNSENT_MS / 1000, GBI_TCP_UNSENT_MAX);
   bytes = GBI_MAX(bytes, GBI_TCP_UNSENT_MIN);
   if (bytes > c->unsent + c->unsent / 4 || bytes < c->unsent - c->unsent / 4)
@@ -135,8 +147,8 @@ static void fit_unsent(gbi_tcp_conn *c) {
 
 static gbi_xfer *take_piece(gbi_tcp_link *link, gbi_tcp_conn *c) {
   gbi_xfer *xfer = link->send_head;
-  if (!xfer) return NULL;
-  fit_unsent(c);
+  if (!xfer || c->stream >= link->active) return NULL;
+  fit_unsent(link, c);
   size_t bytes = GBI_MIN(link->piece_bytes, xfer->bytes - xfer->posted);
   gbi_tcp_frame frame = {.stream = c->stream,
                          .tag = xfer->tag,
@@ -533,7 +545,8 @@ static void arm(gbi_tcp *t) {
     for (int k = 0; k < link->streams; k++) {
       gbi_tcp_conn *c = &link->conns[k];
       uint32_t events = can_read(c) ? (uint32_t)EPOLLIN : 0;
-      if (!c->eof && (c->out || link->send_head)) events |= EPOLLOUT;
+      bool sends = c->out || (link->send_head && k < link->active);
+      if (!c->eof && sends) events |= EPOLLOUT;
       if (events == c->armed) continue;
       struct epoll_event event = {.events = events, .data.ptr = c};
       int how = !events    ? EPOLL_CTL_DEL

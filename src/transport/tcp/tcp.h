@@ -38,6 +38,13 @@
 #define GBI_TCP_UNSENT_MS 15
 #define GBI_TCP_UNSENT_MIN ((size_t)32 << 10)
 #define GBI_TCP_UNSENT_MAX ((size_t)512 << 10)
+/* On a thin long line few connections share the line better than many: each of
+ * those that BBR paces takes the rate of a moment alone for its own. As many
+ * carry messages as their send buffers (4 MiB, the kernel's default bound) need
+ * to hold twice what is under way, two at least. */
+#define GBI_TCP_THIN_BYTES_S UINT64_C(312500000) /* 2.5 Gbit/s */
+#define GBI_TCP_LONG_RTT_US 5000
+#define GBI_TCP_SEND_BUFFER (UINT64_C(4) << 20)
 /* A lone connection has nothing to share out: a piece is a whole message. */
 #define GBI_TCP_PIECE_ALONE ((size_t)1 << 30)
 
@@ -66,6 +73,7 @@ typedef struct gbi_tcp_conn {
 
   size_t unsent;         /* the kernel's bound in force; 0: none */
   uint64_t next_rate_ns; /* when to look again whether it fits */
+  uint64_t rate;         /* bytes per second, at the last look */
 
   /* The piece being sent, NULL: none. */
   gbi_xfer *out;
@@ -94,6 +102,8 @@ typedef struct gbi_tcp_link {
   char address[GBI_ADDRESS_TEXT]; /* of the other side, for texts */
   char congestion[16];
   gbi_tcp_conn *conns;
+  int active;     /* the first of them, which take pieces */
+  bool adapts;    /* active follows the line: their number was not set */
   int next_conn;                    /* where the next message starts */
   gbi_xfer *send_head, **send_tail; /* not wholly cut into pieces yet */
   gbi_xfer *recv_head, **recv_tail; /* posted, not complete */
@@ -153,6 +163,9 @@ gb_status gbi_tcp_connect(gbi_transport *transport, const gbi_reader *addresses,
 void gbi_tcp_close_listeners(gbi_tcp *t);
 
 /* data.c */
+/* How many of a link's connections carry what leaves here, at so many bytes
+ * per second together. */
+int gbi_tcp_active(int streams, uint64_t rate, uint32_t rtt_us);
 /* Bounds what the kernel holds of a connection unsent. */
 void gbi_tcp_bound_unsent(gbi_tcp_conn *c, size_t bytes);
 void gbi_tcp_post_send(gbi_transport *transport, int member, gbi_xfer *xfer);

@@ -432,6 +432,21 @@ GB_TEST(tcp_hostile, absurd_length, .ranks = 2) {
   send_frame(raw, "absurd message length");
 }
 
+/* As many connections as the line needs, where it is thin and long. */
+GB_TEST(tcp_rules, connections_that_take_part) {
+  const uint64_t mbit = 125000;
+  static const struct { int streams; uint64_t mbit; uint32_t ms; int want; }
+  rows[] = {
+      {4, 200, 40, 2},   {4, 1000, 20, 2}, {4, 1000, 80, 4}, {4, 500, 80, 3},
+      {4, 2499, 80, 4},  {4, 2500, 6, 4},  {4, 9000, 20, 4}, {4, 100, 5, 4},
+      {16, 1000, 80, 5}, {4, 0, 40, 2},    {1, 100, 40, 1},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    GB_CHECK_INT(gbi_tcp_active(rows[i].streams, rows[i].mbit * mbit,
+                                rows[i].ms * 1000),
+                 rows[i].want);
+}
+
 /* A frame of the right message, whose piece is sent twice: the receive must
  * not be completed by the copy. */
 GB_TEST(tcp_hostile, piece_comes_twice, .ranks = 2) {
