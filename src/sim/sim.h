@@ -47,8 +47,8 @@ gb_status gbi_sim_run(const gbi_sim_spec *spec, const gbi_coll *coll,
                       gbi_sim_result *result, gb_error *error);
 
 /* The plans of a policy as a job would make them: chunks and links by its
- * rules. on_hosts: what is moved lies in host memory on every rank, so that auto
- * may go direct. chunk_bytes: of the setting. */
+ * rules. on_hosts: what is moved lies in host memory on every rank, so that
+ * auto may go direct. chunk_bytes: of the setting. */
 typedef struct gbi_sim_policy {
   const gbi_policy_ops *policy;
   gbi_policy_env env;

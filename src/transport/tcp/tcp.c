@@ -19,8 +19,8 @@ const gbi_setting gbi_tcp_settings[] = {
          .min = 1,
          .max = GBI_TCP_STREAMS_MAX,
          .must_agree = true,
-         .help = "connections per pair of ranks; unset: 1 on one host, else 4, of "
-                 "which a thin long line uses fewer"},
+         .help = "connections per pair of ranks; unset: 1 on one host, else "
+                 "4, of which a thin long line uses fewer"},
     [GBI_TCP_SET_STREAMS_ALIAS] =
         {.name = "GPUBRIDGE_TCP_STREAMS",
          .default_value = "",
@@ -243,8 +243,8 @@ static void describe_links(const gbi_tcp *t, gbi_fact_fn fn, void *arg) {
     snprintf(name, sizeof name, "peer %d", link->rank);
     snprintf(value, sizeof value,
              "%s streams %d active %d chunk_bytes %zu congestion %s rtt_us %u",
-             link->address, link->streams, link->active, link->piece_bytes, link->congestion,
-             link->rtt_us);
+             link->address, link->streams, link->active, link->piece_bytes,
+             link->congestion, link->rtt_us);
     fn(arg, name, value);
   }
 }

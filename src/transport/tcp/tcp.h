@@ -102,7 +102,8 @@ typedef struct gbi_tcp_link {
   char address[GBI_ADDRESS_TEXT]; /* of the other side, for texts */
   char congestion[16];
   gbi_tcp_conn *conns;
-  int active;     /* the first of them, which take pieces */
+  _Atomic int active; /* the first of them, which take pieces; telemetry reads
+                         it from other threads */
   bool adapts;    /* active follows the line: their number was not set */
   int next_conn;                    /* where the next message starts */
   gbi_xfer *send_head, **send_tail; /* not wholly cut into pieces yet */
