@@ -7,6 +7,7 @@
 #include "tool.h"
 
 #include "chart.h"
+#include "json.h"
 #include "sim/sim.h"
 
 #include <errno.h>
@@ -364,22 +365,10 @@ static int run_cells(simulation *s) {
 
 /* ---- files ---- */
 
-static void put_string(FILE *out, const char *text) {
-  fputc('"', out);
-  for (; *text; text++) {
-    if (*text == '"' || *text == '\\') fputc('\\', out);
-    if ((unsigned char)*text < 0x20)
-      fprintf(out, "\\u%04x", (unsigned)*text);
-    else
-      fputc(*text, out);
-  }
-  fputc('"', out);
-}
-
 static void put_json(FILE *out, const simulation *s) {
   const char *comma = "";
   fprintf(out, "{\"gpubridge_simulation\": 1,\n \"islands\": ");
-  put_string(out, s->given->islands);
+  tool_put_json(out, s->given->islands);
   fprintf(out, ",\n \"ranks\": %d, \"hosts\": %d, \"cells\": [",
           s->topology->world, s->topology->hosts_count);
   for (int k = 0; k < s->chosen_count; k++)
@@ -394,7 +383,7 @@ static void put_json(FILE *out, const simulation *s) {
                 comma, collectives[s->chosen[k]].name, s->sizes[size],
                 s->policies[p].policy->name, c->us, c->bus_gbytes_s,
                 c->result.busy);
-        put_string(out, c->result.busiest);
+        tool_put_json(out, c->result.busiest);
         fprintf(out, "}");
         comma = ",";
       }

@@ -1,6 +1,7 @@
 /* tools: the gpubridge command, one file per subcommand.
  *
- * Uses the public API only, but for simulate.c. The only place that prints.
+ * Uses the public API only, but for simulate.c and tune.c (the chooser). The
+ * only place that prints.
  * Exit codes: 0 success, 1 the job or check failed, 2 wrong usage. */
 #ifndef GB_TOOL_H
 #define GB_TOOL_H

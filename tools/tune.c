@@ -8,6 +8,7 @@
 #include "tool.h"
 
 #include "chart.h"
+#include "json.h"
 #include "policy/choose.h"
 
 #include <errno.h>
@@ -200,18 +201,6 @@ static gb_status measure_all(tuner *t, gb_error *error) {
 
 /* ---- the file ---- */
 
-static void put_string(FILE *out, const char *text) {
-  fputc('"', out);
-  for (; *text; text++) {
-    if (*text == '"' || *text == '\\') fputc('\\', out);
-    if ((unsigned char)*text < 0x20)
-      fprintf(out, "\\u%04x", (unsigned)*text);
-    else
-      fputc(*text, out);
-  }
-  fputc('"', out);
-}
-
 /* Neighbours with one winner are one rule; the last takes every size. */
 static void put_rules(FILE *out, const tuner *t, int collective) {
   const int *winner = t->winner[collective];
@@ -225,7 +214,7 @@ static void put_rules(FILE *out, const tuner *t, int collective) {
     else
       fprintf(out, "%.0f", t->sizes[s]);
     fprintf(out, ", \"policy\": ");
-    put_string(out, t->policies[winner[s]]);
+    tool_put_json(out, t->policies[winner[s]]);
     fprintf(out, "}%s", last ? "]" : ", ");
   }
 }
@@ -236,19 +225,19 @@ static void put_measured(FILE *out, const tuner *t, const gb_job_info *info) {
   struct tm utc;
   strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
   fprintf(out, " \"measured\": {\"run_kind\": ");
-  put_string(out, info->run_kind);
+  tool_put_json(out, info->run_kind);
   fprintf(out, ", \"split_test\": ");
-  put_string(out, info->split_test);
+  tool_put_json(out, info->split_test);
   fprintf(out, ", \"bridge\": ");
-  put_string(out, info->bridge);
+  tool_put_json(out, info->bridge);
   fprintf(out, ", \"world_size\": %d, \"gpubridge\": ", t->world);
-  put_string(out, gb_version());
+  tool_put_json(out, gb_version());
   fprintf(out, ", \"date\": \"%s\", \"islands\": {", date);
   for (int i = 0; i < info->islands_count; i++) {
     gb_island_info island = {.size = sizeof island};
     if (gb_job_get_island(t->job, i, &island) != GB_OK) continue;
     fprintf(out, i ? ", " : "");
-    put_string(out, island.label);
+    tool_put_json(out, island.label);
     fprintf(out, ": %d", island.ranks_count);
   }
   fprintf(out, "},\n  \"median_us\": {");
