@@ -3,6 +3,7 @@
 call, of what the line carries, beside one plain socket that carries as much.
 
     bench/long_link.py [--case NAME ...] [--calls 5] [--bytes 67108864]
+                       [--idle SECONDS]
 
 Two hosts with one rank each, one island a host, joined by a cable of the project's
 lab. The first call pays for slow start and is not counted; the figures are the
@@ -10,7 +11,8 @@ median and the best of the others. A full frame of 1514 bytes carries 1448 of
 payload, so 0.956 is the most that a line can give. The emulator carries frame by frame
 and is bound by the processor at 1 Gbit/s on a small machine: there frames of 9014 bytes
 are used (8948 of payload, 0.993), and the socket shows what is left. Writes
-bench/results/long_link.json and .svg.
+bench/results/long_link.json and .svg. --idle: nothing is sent for so long before each
+call (what a model that computes does to the line's memory of its rate).
 """
 
 import argparse
@@ -34,7 +36,7 @@ CASES = {
 }
 
 
-def work(calls, size):
+def work(calls, size, idle):
     """What each rank runs."""
     import gpubridge
     import torch
@@ -45,6 +47,7 @@ def work(calls, size):
     for _ in range(calls + 1):
         gpubridge.barrier()
         raw = exchange(peer, size)
+        time.sleep(idle)
         gpubridge.barrier()
         start = time.perf_counter()
         gpubridge.all_reduce(tensor)
@@ -55,11 +58,12 @@ def work(calls, size):
     gpubridge.destroy()
 
 
-def measure(lab, case, calls, size):
+def measure(lab, case, given):
     """Payload of each call and of the socket, of the line."""
     rate, delay, loss, _ = CASES[case]
     shape = [f"rate={rate}mbit", f"delay={delay}"] + ([f"loss={loss}"] if loss else [])
-    args = ("--calls", str(calls), "--bytes", str(size))
+    size = given.bytes
+    args = ("--calls", str(given.calls), "--bytes", str(size), "--idle", str(given.idle))
     mtu = JUMBO if rate >= 1000 else None
     rows = run_ranks(lab, "10.77.19", shape, 1, __file__, *args, mtu=mtu)
     return {who: [size * 8 / row[who] / (rate * 1e6) for row in rows] for who in ("ours", "raw")}
@@ -70,16 +74,17 @@ def main():
     parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--bytes", type=int, default=64 << 20)
+    parser.add_argument("--idle", type=float, default=0)
     parser.add_argument("--lab", default=LAB)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        work(given.calls, given.bytes)
+        work(given.calls, given.bytes, given.idle)
         return
     about, found = report.machine(), {}
     print("case               first  median    best  socket  must reach")
     for case in given.case or CASES:
-        rates = measure(given.lab, case, given.calls, given.bytes)
+        rates = measure(given.lab, case, given)
         first, *rest = rates["ours"]
         median, raw = statistics.median(rest), statistics.median(rates["raw"][1:])
         must = CASES[case][3]
