@@ -179,11 +179,12 @@ static gb_status read_numbers(const file *f, int object, const char *where,
     const key *found = NULL;
     for (size_t k = 0; k < count; k++)
       if (is_text(f, &f->tokens[i], keys[k].name)) found = &keys[k];
-    char known[256];
-    names_of(keys, count, known, sizeof known);
-    if (!found)
+    if (!found) {
+      char known[256];
+      names_of(keys, count, known, sizeof known);
       return refuse(f, "%s has no key \"%.*s\". Known are %s", where,
                     shown(&f->tokens[i]), f->json + f->tokens[i].start, known);
+    }
     GBI_TRY(read_number(f, i + 1, where, found, into));
   }
   return GB_OK;

@@ -148,10 +148,6 @@ EACH_LAYOUT(LAYOUT)
 LAYOUT(reversed, 4, "aann")
 
 /* Three islands by name: 2 + 3 + 2, and each rank an island of its own. */
-static void name_island(int island) {
-  static const char *const names[] = {"one", "two", "three", "four"};
-  setenv("GPUBRIDGE_ISLAND", names[island], 1);
-}
 GB_TEST(collectives, three_islands_auto, .ranks = 7, .vendors = "nnaaann",
         .timeout_ms = 120000) {
   name_three_islands();

@@ -60,8 +60,7 @@ static void same_bits(given given) {
 
 /* `islands`: one digit a rank. */
 static void layout(const char *islands) {
-  static const char *const names[] = {"one", "two", "three"};
-  setenv("GPUBRIDGE_ISLAND", names[islands[gb_rank()] - '0'], 1);
+  name_island(islands[gb_rank()] - '0');
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   same_bits(ROUNDS); /* sanitizers are slow */
 #endif

@@ -92,11 +92,16 @@ static inline void must_fail(gb_status status, const gb_error *error,
   GB_CHECK_TEXT(error->text, b);
 }
 
+/* Puts this rank into an island by its number. */
+static inline void name_island(int island) {
+  static const char *const names[] = {"one", "two", "three", "four"};
+  setenv("GPUBRIDGE_ISLAND", names[island], 1);
+}
+
 /* Lays out three islands of 2, 3 and 2 of seven ranks by name. */
 static inline void name_three_islands(void) {
-  static const char *const names[] = {"one", "two", "three"};
   static const int islands[] = {0, 0, 1, 1, 1, 2, 2};
-  setenv("GPUBRIDGE_ISLAND", names[islands[gb_rank()]], 1);
+  name_island(islands[gb_rank()]);
 }
 
 /* Ends a call that may have been made with `work_p`: it points to NULL when the

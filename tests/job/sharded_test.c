@@ -10,11 +10,6 @@
 
 enum { ROW = 20011 }; /* elements of a row; uneven over any number of links */
 
-static void name_island(int island) {
-  static const char *const names[] = {"one", "two", "three"};
-  setenv("GPUBRIDGE_ISLAND", names[island], 1);
-}
-
 /* Every collective in a few types, in every length for two of them; float16 AVG
  * and float8 go through the wide type. */
 static results run_all(const char *policy, given given) {

@@ -125,30 +125,42 @@ int gbi_tcp_active(int streams, uint64_t rate, uint32_t rtt_us) {
   return (int)GBI_MIN((uint64_t)streams, GBI_MAX(want, 2));
 }
 
+static void fit_active(gbi_tcp_link *link) {
+  if (!link->adapts) return;
+  uint64_t rate = 0;
+  for (int i = 0; i < link->active; i++) rate += link->conns[i].rate;
+  link->active = gbi_tcp_active(link->streams, rate, link->rtt_us);
+}
+
 /* Without a bound the kernel's buffers take an equal share each at once and
  * nothing is left to balance; with one that is wide for a slow connection, the
  * others wait for its last bytes. */
-static void fit_unsent(gbi_tcp_link *link, gbi_tcp_conn *c) {
-  if (!c->unsent) return;
-  uint64_t now = gbi_now_ns();
-  if (now < c->next_rate_ns) return;
-  c->next_rate_ns = now + RATE_MS * GBI_NS_PER_MS;
-  uint64_t rate = gbi_socket_rate(c->fd), all = 0;
-  if (!rate) return;
-  c->rate = rate;
-  for (int i = 0; i < link->active; i++) all += link->conns[i].rate;
-  if (link->adapts)
-    link->active = gbi_tcp_active(link->streams, all, link->rtt_us);
-  size_t bytes = GBI_MIN(rate * GBI_TCP_UNSENT_MS / 1000, GBI_TCP_UNSENT_MAX);
+static void fit_unsent(gbi_tcp_conn *c) {
+  size_t bytes =
+      GBI_MIN(c->rate * GBI_TCP_UNSENT_MS / 1000, GBI_TCP_UNSENT_MAX);
   bytes = GBI_MAX(bytes, GBI_TCP_UNSENT_MIN);
   if (bytes > c->unsent + c->unsent / 4 || bytes < c->unsent - c->unsent / 4)
     gbi_tcp_bound_unsent(c, bytes);
 }
 
+/* Where several connections share a link, looks now and then at what this one
+ * carries. */
+static void follow_rate(gbi_tcp_link *link, gbi_tcp_conn *c) {
+  if (!c->unsent) return;
+  uint64_t now = gbi_now_ns();
+  if (now < c->next_rate_ns) return;
+  c->next_rate_ns = now + RATE_MS * GBI_NS_PER_MS;
+  uint64_t rate = gbi_socket_rate(c->fd);
+  if (!rate) return;
+  c->rate = rate;
+  fit_active(link);
+  fit_unsent(c);
+}
+
 static gbi_xfer *take_piece(gbi_tcp_link *link, gbi_tcp_conn *c) {
   gbi_xfer *xfer = link->send_head;
   if (!xfer || c->stream >= link->active) return NULL;
-  fit_unsent(link, c);
+  follow_rate(link, c);
   size_t bytes = GBI_MIN(link->piece_bytes, xfer->bytes - xfer->posted);
   gbi_tcp_frame frame = {.stream = c->stream,
                          .tag = xfer->tag,
