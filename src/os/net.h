@@ -65,6 +65,9 @@ void gbi_socket_tune(int fd, uint64_t timeout_ms);
 /* Bytes per second that a TCP connection delivered of late, as the kernel
  * counts them; 0: nothing yet, or an old kernel. */
 uint64_t gbi_socket_rate(int fd);
+/* Adds what a TCP connection has delivered since it began (also behind a hole),
+ * and what it sent again, in bytes of full frames; nothing on an old kernel. */
+void gbi_socket_delivered(int fd, uint64_t *delivered, uint64_t *again);
 /* Next accepted connection, non-blocking, or -1. */
 int gbi_accept(int listen_fd);
 /* Ends the connection and closes it. Closing alone shows the peer no end while

@@ -117,11 +117,13 @@ void gbi_tcp_bound_unsent(gbi_tcp_conn *c, size_t bytes) {
     c->unsent = bytes;
 }
 
-int gbi_tcp_active(int streams, uint64_t rate, uint32_t rtt_us) {
-  if (rtt_us <= GBI_TCP_LONG_RTT_US || rate >= GBI_TCP_THIN_BYTES_S)
-    return streams;
+int gbi_tcp_active(int streams, uint64_t rate, uint32_t rtt_us, bool *short_p) {
+  *short_p = false;
+  if (rtt_us <= GBI_TCP_LONG_RTT_US) return streams;
   uint64_t twice = 2 * rate * rtt_us / 1000000;
   uint64_t want = (twice + GBI_TCP_SEND_BUFFER - 1) / GBI_TCP_SEND_BUFFER;
+  *short_p = want > (uint64_t)streams;
+  if (rate >= GBI_TCP_THIN_BYTES_S) return streams;
   return (int)GBI_MIN((uint64_t)streams, GBI_MAX(want, 2));
 }
 
@@ -129,7 +131,9 @@ static void fit_active(gbi_tcp_link *link) {
   if (!link->adapts) return;
   uint64_t rate = 0;
   for (int i = 0; i < link->active; i++) rate += link->conns[i].rate;
-  link->active = gbi_tcp_active(link->streams, rate, link->rtt_us);
+  bool is_short;
+  link->active = gbi_tcp_active(link->streams, rate, link->rtt_us, &is_short);
+  if (is_short) gbi_tcp_widen(link);
 }
 
 /* Without a bound the kernel's buffers take an equal share each at once and
@@ -148,6 +152,7 @@ static void fit_unsent(gbi_tcp_conn *c) {
 static void follow_rate(gbi_tcp_link *link, gbi_tcp_conn *c) {
   if (!c->unsent) return;
   uint64_t now = gbi_now_ns();
+  gbi_tcp_pace_look(link, now);
   if (now < c->next_rate_ns) return;
   c->next_rate_ns = now + RATE_MS * GBI_NS_PER_MS;
   uint64_t rate = gbi_socket_rate(c->fd);
@@ -248,10 +253,17 @@ static bool take_on(const gbi_tcp *t, const gbi_tcp_link *link,
   return false;
 }
 
+static bool sends(const gbi_tcp_link *link) {
+  for (int i = 0; i < link->streams; i++)
+    if (link->conns[i].out) return true;
+  return false;
+}
+
 void gbi_tcp_post_send(gbi_transport *transport, int member, gbi_xfer *xfer) {
   gbi_tcp *t = tcp(transport);
   gbi_tcp_link *link = &t->links[member];
   if (!take_on(t, link, xfer)) return;
+  if (!link->send_head && !sends(link)) gbi_tcp_pace_pause(link);
   *link->send_tail = xfer;
   link->send_tail = &xfer->next;
   for (int i = 0; i < link->streams && link->send_head; i++) {

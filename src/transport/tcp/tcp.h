@@ -44,7 +44,7 @@
  * to hold twice what is under way, two at least. */
 #define GBI_TCP_THIN_BYTES_S UINT64_C(312500000) /* 2.5 Gbit/s */
 #define GBI_TCP_LONG_RTT_US 5000
-#define GBI_TCP_SEND_BUFFER (UINT64_C(4) << 20)
+#define GBI_TCP_SEND_BUFFER (4 << 20)
 /* A lone connection has nothing to share out: a piece is a whole message. */
 #define GBI_TCP_PIECE_ALONE ((size_t)1 << 30)
 
@@ -94,6 +94,15 @@ typedef struct gbi_tcp_conn {
   size_t at, have; /* buffer[at..have) is not consumed */
 } gbi_tcp_conn;
 
+/* What a long line carries (pace.c). */
+typedef struct gbi_tcp_pace {
+  uint64_t since_ns, delivered, again; /* a window's start; ns 0: none */
+  uint64_t best[2]; /* bytes per second, of late and before */
+  int windows;
+  bool bound;    /* it dropped what was too much */
+  uint64_t rate; /* of all connections together, in force; 0: unbounded */
+} gbi_tcp_pace;
+
 typedef struct gbi_tcp_link {
   int member, rank;
   int streams; /* 0: this is the own place in the list */
@@ -104,6 +113,8 @@ typedef struct gbi_tcp_link {
   gbi_tcp_conn *conns;
   _Atomic int active; /* the first of them, which take pieces; telemetry reads
                          it from other threads */
+  gbi_tcp_pace pace;
+  bool widened; /* their send buffers, as far as the kernel lets */
   bool adapts;    /* active follows the line: their number was not set */
   int next_conn;                    /* where the next message starts */
   gbi_xfer *send_head, **send_tail; /* not wholly cut into pieces yet */
@@ -163,10 +174,23 @@ gb_status gbi_tcp_connect(gbi_transport *transport, const gbi_reader *addresses,
                           uint64_t deadline_ns, gb_error *error);
 void gbi_tcp_close_listeners(gbi_tcp *t);
 
+/* pace.c */
+/* A window of `ns` in which the link had something to send all the time, so
+ * many bytes delivered and sent again: bytes per second that it should send at
+ * most, 0: no bound. */
+uint64_t gbi_tcp_pace_window(gbi_tcp_pace *pace, uint64_t ns,
+                             uint64_t delivered, uint64_t again);
+/* A line that holds more than the connections' send buffers do. */
+void gbi_tcp_widen(gbi_tcp_link *link);
+/* While there is something to send, at least every round trip. */
+void gbi_tcp_pace_look(gbi_tcp_link *link, uint64_t now);
+/* There was nothing to send. */
+void gbi_tcp_pace_pause(gbi_tcp_link *link);
+
 /* data.c */
 /* How many of a link's connections carry what leaves here, at so many bytes
- * per second together. */
-int gbi_tcp_active(int streams, uint64_t rate, uint32_t rtt_us);
+ * per second together. *short_p: their send buffers do not hold it. */
+int gbi_tcp_active(int streams, uint64_t rate, uint32_t rtt_us, bool *short_p);
 /* Bounds what the kernel holds of a connection unsent. */
 void gbi_tcp_bound_unsent(gbi_tcp_conn *c, size_t bytes);
 void gbi_tcp_post_send(gbi_transport *transport, int member, gbi_xfer *xfer);

@@ -435,16 +435,52 @@ GB_TEST(tcp_hostile, absurd_length, .ranks = 2) {
 /* As many connections as the line needs, where it is thin and long. */
 GB_TEST(tcp_rules, connections_that_take_part) {
   const uint64_t mbit = 125000;
-  static const struct { int streams; uint64_t mbit; uint32_t ms; int want; }
-  rows[] = {
-      {4, 200, 40, 2},   {4, 1000, 20, 2}, {4, 1000, 80, 4}, {4, 500, 80, 3},
-      {4, 2499, 80, 4},  {4, 2500, 6, 4},  {4, 9000, 20, 4}, {4, 100, 5, 4},
-      {16, 1000, 80, 5}, {4, 0, 40, 2},    {1, 100, 40, 1},
+  static const struct {
+    int streams;
+    uint64_t mbit;
+    uint32_t ms;
+    int want;
+    bool is_short; /* their send buffers do not hold twice what it does */
+  } rows[] = {
+      {4, 200, 40, 2, false},   {4, 1000, 20, 2, false}, {4, 1000, 80, 4, true},
+      {4, 500, 80, 3, false},   {4, 2499, 80, 4, true},  {4, 2500, 6, 4, false},
+      {4, 9000, 20, 4, true},   {4, 100, 5, 4, false},   {4, 0, 40, 2, false},
+      {16, 1000, 80, 5, false}, {1, 100, 40, 1, false},
   };
-  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    bool is_short;
     GB_CHECK_INT(gbi_tcp_active(rows[i].streams, rows[i].mbit * mbit,
-                                rows[i].ms * 1000),
+                                rows[i].ms * 1000, &is_short),
                  rows[i].want);
+    GB_CHECK_INT(is_short, rows[i].is_short);
+  }
+}
+
+/* A line is sent what it carries once it has dropped more than stray frames,
+ * and more again when it turns out to carry more. */
+GB_TEST(tcp_rules, pace_of_a_line_that_drops) {
+  const uint64_t ms = 1000000, second = 1000 * ms;
+  gbi_tcp_pace pace = {0};
+  for (int i = 0; i < 100; i++) /* stray losses: one frame in a thousand */
+    GB_CHECK_INT((long)gbi_tcp_pace_window(&pace, second / 10, 10000000, 10000),
+                 0);
+  uint64_t rate = gbi_tcp_pace_window(&pace, second / 10, 9000000, 900000);
+  GB_CHECK_INT((long)rate,
+               100000000); /* what it carried, not what it was sent */
+  int more = 0;
+  for (int i = 0; i < 64; i++) {
+    rate = gbi_tcp_pace_window(&pace, second / 10, 9500000, 0);
+    GB_CHECK(rate == 100000000 || rate == 120000000 || rate == 95000000 ||
+             rate == 114000000);
+    more += rate == 120000000 || rate == 114000000;
+  }
+  GB_CHECK_INT(more, 8); /* a little more is tried now and then */
+  rate = gbi_tcp_pace_window(&pace, second / 10, 12000000, 0);
+  GB_CHECK_INT((long)rate, 180000000); /* there was room: quickly on */
+  /* A line that has become slow: what it used to carry is forgotten. */
+  for (int i = 0; i < 128; i++)
+    rate = gbi_tcp_pace_window(&pace, second / 10, 1000000, 0);
+  GB_CHECK(rate <= 12000000);
 }
 
 /* A frame of the right message, whose piece is sent twice: the receive must
