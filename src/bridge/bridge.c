@@ -125,8 +125,10 @@ static gb_status progress(gbi_comm *comm, void *state, gb_error *error) {
     return failed(b, error);
   }
   if (s->finished) return GB_OK;
-  comm->moved += b->transport->ops->progress(b->transport);
+  if (!b->pump) b->pump = s;
+  if (b->pump == s) comm->moved += b->transport->ops->progress(b->transport);
   gb_status status = advance(b, s);
+  if (s->finished && b->pump == s) b->pump = NULL;
   if (status != GB_OK && status != GB_ERR_BUSY) return failed(b, error);
   return status;
 }
@@ -157,14 +159,21 @@ static void address(gbi_comm *comm, gbi_writer *out) {
   b->transport->ops->address(b->transport, out);
 }
 
+static gb_status look_far_ahead(gbi_bridge *b, gb_error *error) {
+  if (!gbi_bridge_make_slots(b, GBI_BRIDGE_SLOTS_LONG))
+    return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a bridge of two");
+  b->base.flying = GBI_COMM_FLYING_MAX;
+  return GB_OK;
+}
+
 static gb_status connect_bridge(gbi_comm *comm, const gbi_reader *addresses,
                                 uint64_t deadline_ns, gb_error *error) {
   gbi_bridge *b = bridge_of(comm);
   GBI_TRY(
       b->transport->ops->connect(b->transport, addresses, deadline_ns, error));
-  if (comm->members_count == 2)
-    return gbi_bridge_measure(b, deadline_ns, error);
-  return GB_OK;
+  if (comm->members_count != 2) return GB_OK;
+  GBI_TRY(gbi_bridge_measure(b, deadline_ns, error));
+  return b->rtt_us > GBI_BRIDGE_LONG_RTT_US ? look_far_ahead(b, error) : GB_OK;
 }
 
 static void stop(gbi_comm *comm) {
@@ -214,7 +223,7 @@ static gb_status make_memory(gbi_bridge *b, gb_error *error) {
   b->members = gbi_malloc(n * sizeof *b->members);
   /* Only members above the second collect sums outside their result. */
   b->scratch = gbi_aligned_alloc(4096, b->base.me >= 2 ? bytes : 4096);
-  if (!b->members || !b->scratch || !gbi_bridge_make_slots(b))
+  if (!b->members || !b->scratch || !gbi_bridge_make_slots(b, GBI_BRIDGE_SLOTS))
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a bridge of %d",
                     b->base.members_count);
   memset(b->scratch, 0, b->base.me >= 2 ? bytes : 4096);

@@ -7,10 +7,10 @@
 
 /* ---- Slots ---- */
 
-bool gbi_bridge_make_slots(gbi_bridge *b) {
+bool gbi_bridge_make_slots(gbi_bridge *b, int count) {
   size_t n = (size_t)b->base.members_count;
-  for (int i = 0; i < GBI_BRIDGE_SLOTS; i++) {
-    gbi_bridge_slot *slot = &b->slots[i];
+  while (b->slots_count < count) {
+    gbi_bridge_slot *slot = &b->slots[b->slots_count++];
     size_t xfers = n * GBI_FLOWS * GBI_BRIDGE_WINDOW * sizeof *slot->xfers;
     size_t flows = n * sizeof *slot->flows;
     /* Not calloc: its pages would be touched in a call. */
@@ -26,7 +26,7 @@ bool gbi_bridge_make_slots(gbi_bridge *b) {
 }
 
 void gbi_bridge_free_slots(gbi_bridge *b) {
-  for (int i = 0; i < GBI_BRIDGE_SLOTS; i++) {
+  for (int i = 0; i < b->slots_count; i++) {
     free(b->slots[i].xfers);
     free(b->slots[i].flows);
     free(b->slots[i].small);
@@ -34,7 +34,7 @@ void gbi_bridge_free_slots(gbi_bridge *b) {
 }
 
 gbi_bridge_slot *gbi_bridge_take_slot(gbi_bridge *b) {
-  for (int i = 0; i < GBI_BRIDGE_SLOTS; i++) {
+  for (int i = 0; i < b->slots_count; i++) {
     if (b->slots[i].taken) continue;
     b->slots[i].taken = true;
     return &b->slots[i];

@@ -22,8 +22,12 @@
 #define GBI_BRIDGE_LONG_RTT_US 500
 /* Up to here more members send everything to everybody. */
 #define GBI_BRIDGE_SMALL_BYTES ((size_t)16 << 10)
-/* Steps that may have begun at a time; more wait their turn. */
+/* Steps that may have begun at a time; more wait their turn. Over a long round
+ * trip as many as two of it hold at 1 Gbit/s and 80 ms, in chunks of 1 MiB: a
+ * lost frame holds the steps up whose pieces are behind it, for a round trip,
+ * and what is not begun meanwhile cannot be sent. */
 #define GBI_BRIDGE_SLOTS 8
+#define GBI_BRIDGE_SLOTS_LONG 40
 
 typedef enum gbi_bridge_mode {
   GBI_BRIDGE_COPY,    /* broadcast, transfer: the root's data goes out whole */
@@ -77,16 +81,20 @@ typedef struct gbi_bridge {
   gbi_hostarea *area; /* may be NULL */
   gbi_member *members;
   uint64_t rtt_us; /* two members only */
-  gbi_bridge_slot slots[GBI_BRIDGE_SLOTS];
+  int slots_count;
+  gbi_bridge_slot slots[GBI_BRIDGE_SLOTS_LONG];
   uint8_t *scratch; /* WINDOW pieces; used by the step that has the turn */
   /* Steps that have not posted all their messages; the first has the turn. */
   gbi_bridge_step *turn, **turn_tail;
+  /* Moves the transport on for all steps, once a round; NULL: none does. */
+  gbi_bridge_step *pump;
   bool failed;
   gb_error error;
   _Atomic bool stopped; /* pairs: stop's release store, progress's acquire */
 } gbi_bridge;
 
-bool gbi_bridge_make_slots(gbi_bridge *b);
+/* Makes them as many as `count`; false: out of memory. */
+bool gbi_bridge_make_slots(gbi_bridge *b, int count);
 void gbi_bridge_free_slots(gbi_bridge *b);
 gbi_bridge_slot *gbi_bridge_take_slot(gbi_bridge *b);
 void gbi_bridge_give_slot(gbi_bridge *b, gbi_bridge_slot *slot);

@@ -90,10 +90,15 @@ typedef struct gbi_comm_ops {
   void (*describe)(const gbi_comm *comm, gbi_fact_fn fn, void *arg);
 } gbi_comm_ops;
 
+/* Steps in flight on a communicator: as a rule, and the most it may ask for. */
+#define GBI_COMM_FLYING 16
+#define GBI_COMM_FLYING_MAX 48
+
 struct gbi_comm {
   const gbi_comm_ops *ops;
   int members_count;
   int me;
+  int flying; /* once connected; 0: as a rule */
   /* Grows whenever something moved: the engine spins while it grows. Written
    * by the driving thread only. */
   uint64_t moved;

@@ -21,11 +21,11 @@ typedef struct flying {
 
 typedef struct lane {
   gbi_comm *comm;
-  uint8_t *blocks; /* GBI_STEPS_FLYING states */
+  uint8_t *blocks; /* a state for each step in flight */
   size_t block_bytes;
-  void *spare[GBI_STEPS_FLYING];
+  void *spare[GBI_COMM_FLYING_MAX];
   int spares;
-  flying flying[GBI_STEPS_FLYING]; /* oldest first */
+  flying flying[GBI_COMM_FLYING_MAX]; /* oldest first */
   int count;
 } lane;
 
@@ -47,13 +47,14 @@ static gb_status open_lane(lane *l, gbi_comm *comm, gb_error *error) {
   l->comm = comm;
   if (!comm) return GB_OK;
   l->block_bytes = (comm->ops->state_bytes + 63) / 64 * 64;
-  l->blocks = gbi_aligned_alloc(64, l->block_bytes * GBI_STEPS_FLYING);
+  int most = comm->flying ? comm->flying : GBI_COMM_FLYING;
+  l->blocks = gbi_aligned_alloc(64, l->block_bytes * (size_t)most);
   if (!l->blocks)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for the engine");
-  memset(l->blocks, 0, l->block_bytes * GBI_STEPS_FLYING);
-  for (int i = 0; i < GBI_STEPS_FLYING; i++)
+  memset(l->blocks, 0, l->block_bytes * (size_t)most);
+  for (int i = 0; i < most; i++)
     l->spare[i] = l->blocks + l->block_bytes * (size_t)i;
-  l->spares = GBI_STEPS_FLYING;
+  l->spares = most;
   return GB_OK;
 }
 

@@ -16,8 +16,7 @@
 #include "os/hostarea.h"
 #include "plan/plan.h"
 
-#define GBI_TASKS 4        /* collectives in flight */
-#define GBI_STEPS_FLYING 16 /* steps in flight per resource */
+#define GBI_TASKS 4 /* collectives in flight */
 
 typedef struct gbi_task {
   const gbi_plan *plan; /* lent until the task is done */
