@@ -31,6 +31,8 @@
  *   The host knows of what it synchronised with or queried successfully, and of
  *   every write-value to host-visible memory that has ended (it may have looked
  *   at the flag; the fake cannot see a plain load, so it assumes so).
+ *   (A wait takes what the host knew before the first moment at which its flag
+ *   was seen to be up; all waits are looked at whenever the host learns.)
  *   When an operation begins, its ranges are compared with those of the others:
  *   a read and a write, or two writes, that touch the same bytes without an
  *   edge are a failed check, whichever of the two ran first.
@@ -148,6 +150,8 @@ typedef struct fake_flag_op {
   fake_compare compare;
   bool cyclic; /* CUDA: signed distance; HIP: unsigned */
   bool host_visible;
+  fake_clock *passed; /* taken when it was first seen satisfied */
+  struct fake_op *next, **at; /* among the waits that have not passed */
 } fake_flag_op;
 
 typedef struct fake_need {
@@ -328,6 +332,9 @@ void fake_line_free_locked(int line, uint64_t last);
 fake_clock *fake_clock_copy(const fake_clock *clock); /* NULL of NULL */
 /* The operation begins: its edges, its ranges, its poison. */
 void fake_begin_locked(fake_op *op);
+/* Waits are known from their enqueueing until they pass or are freed. */
+void fake_flag_waits_locked(fake_op *op);
+void fake_flag_forgets_locked(fake_op *op);
 /* A wait has seen `value`; a write is about to be visible. The store must come
  * under the same hold of the lock: whoever sees it finds its clock. */
 void fake_flag_passed_locked(fake_op *op, uint64_t value);
@@ -369,6 +376,8 @@ fake_result fake_stream_wait(int device, void *stream, void *event);
 
 /* gpu_execute.c: an operation's work, on a queue's thread and unlocked. */
 void fake_execute(fake_op *op);
+/* Whether a wait would pass having seen this. */
+bool fake_flag_satisfied(const fake_flag_op *flag, uint64_t seen);
 
 /* gpu_work.c: what streams do */
 typedef struct fake_value {

@@ -173,13 +173,14 @@ fake_result fake_unadopt(void *host) {
     drain_all();
     fake_flags_forget_locked(memory->begin, memory->bytes);
     gpu.pinned -= memory->bytes;
-    forget(memory);
+    if (!fake_stopping()) forget(memory);
   }
   fake_unlock();
   return result;
 }
 
 static void release(fake_memory *memory) {
+  if (fake_stopping()) return; /* nobody waited for what still uses it */
   fake_flags_forget_locked(memory->begin, memory->bytes);
   memory->freed = true;
   memory->freed_by = fake_call_name();

@@ -21,6 +21,7 @@ void fake_mark_drop_locked(fake_mark *mark) {
 }
 
 void fake_op_free_locked(fake_op *op) {
+  fake_flag_forgets_locked(op);
   fake_mark_drop_locked(op->mark);
   if (op->drop) op->drop(op->arg);
   free(op->host);
@@ -177,6 +178,7 @@ fake_result fake_enqueue_locked(fake_stream *stream, fake_op *op) {
   bool blocks = blocks_under_profile(op);
   uint64_t seq = op->seq;
   if (first && op->ranges_count && has_come(op)) fake_begin_locked(op);
+  if (op->kind == FAKE_WAIT_VALUE) fake_flag_waits_locked(op);
   append(stream->queue, op);
   if (blocks) {
     fake_counted_blocking();
