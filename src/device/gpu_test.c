@@ -317,8 +317,7 @@ BOTH(events_order_streams) {
   d->ops->close(d);
 }
 
-/* A stream of ours does not wait for what a user does on the default stream. */
-BOTH(apart_from_the_default_stream) {
+static void check_apart(gbi_vendor vendor) {
   gbi_device *d = open_device(vendor, 0);
   gbi_stream mine = NULL;
   void *host, *gpu;
@@ -333,6 +332,18 @@ BOTH(apart_from_the_default_stream) {
   d->ops->stream_free(d, mine);
   d->ops->free_pinned(d, host);
   d->ops->close(d);
+}
+
+/* A stream of ours does not wait for what a user does on the default stream. */
+BOTH(apart_from_the_default_stream) {
+  setenv("FAKE_GPU_QUEUES", "4", 1);
+  check_apart(vendor);
+}
+/* On HIP not even where all streams of users share one queue. */
+GB_TEST(hip, queues_apart_from_users) {
+  use_fake(GBI_AMD);
+  setenv("FAKE_GPU_QUEUES", "1", 1);
+  check_apart(GBI_AMD);
 }
 
 /* ---- memory ---- */
@@ -426,6 +437,7 @@ BOTH(out_of_pinned_memory) {
   GB_CHECK(own != MAP_FAILED);
   GB_CHECK_INT(d->ops->adopt(d, own, 2 << 20, &gpu, &error), GB_ERR_MEMORY);
   GB_CHECK_TEXT(error.text, "pin memory of 2097152 bytes");
+  munmap(own, 2 << 20);
   d->ops->close(d);
 }
 
@@ -715,6 +727,9 @@ BOTH(sees_a_capture) {
   OK(d->ops->stream_captures(d, stream, &captures, &error));
   GB_CHECK(captures);
   GB_CHECK_INT(end(stream, &graph), 0);
+  unsigned (*destroy)(void *) = (unsigned (*)(void *))fake(
+      vendor, cuda ? "cuGraphDestroy" : "hipGraphDestroy");
+  GB_CHECK_INT(destroy(graph), 0);
   OK(d->ops->stream_captures(d, stream, &captures, &error));
   GB_CHECK(!captures);
   d->ops->stream_free(d, stream);
@@ -818,6 +833,11 @@ static void check_failure(gbi_vendor vendor, const char *fail,
   GB_CHECK_TEXT(error.text, d->facts.name);
   GB_CHECK_TEXT(error.text, "(999)");
   GB_CHECK(current(vendor) == before);
+  d->ops->free_pinned(d, o.host);
+  d->ops->free_memory(d, o.memory);
+  d->ops->event_free(d, o.event);
+  d->ops->stream_free(d, o.stream);
+  d->ops->close(d);
 }
 
 #define FAILS(name_, run_, cuda_, hip_)                               \
