@@ -10,7 +10,8 @@
 extern const gbi_setting gbi_core_settings[];
 extern const int gbi_core_settings_count;
 
-/* Every table: core, control, net, each transport's. Returns how many. */
+/* Every table: core, control, net, libraries, each transport's. Returns how
+ * many. */
 int gbi_settings_tables(const gbi_setting *tables[GBI_SETTING_TABLES_MAX],
                         int counts[GBI_SETTING_TABLES_MAX]);
 /* One of the core table; NULL when there is no such name. */

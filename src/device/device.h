@@ -92,8 +92,9 @@ typedef struct gbi_device_ops {
   gb_status (*memory)(gbi_device *device, size_t bytes, void **memory_p,
                       gb_error *error);
   void (*free_memory)(gbi_device *device, void *memory);
-  /* Pinned, coherent, mapped: zeroed and page-aligned. MEMORY when there is
-   * not that much. *device_p: the GPU's address of it. */
+  /* Pinned, coherent, mapped: zeroed and page-aligned (one page more is taken
+   * for that). MEMORY when there is not that much. *device_p: the GPU's address
+   * of it. */
   gb_status (*pinned)(gbi_device *device, size_t bytes, void **host_p,
                       void **device_p, gb_error *error);
   void (*free_pinned)(gbi_device *device, void *host);
@@ -123,6 +124,10 @@ typedef struct gbi_device_ops {
 
   gb_status (*memory_facts)(gbi_device *device, const void *memory,
                             gbi_memory_facts *facts, gb_error *error);
+
+  /* The calling thread is one of ours: what it does on devices does not break
+   * a graph capture that the application has under way. Once per thread. */
+  void (*own_thread)(gbi_device *device);
 } gbi_device_ops;
 
 struct gbi_device {

@@ -2,7 +2,11 @@
 #ifndef GBI_DEVICE_LIBRARY_H
 #define GBI_DEVICE_LIBRARY_H
 
-#include "base/base.h"
+#include "base/config.h"
+
+/* GPUBRIDGE_CUDA_LIB and its like: one for each library below. */
+extern const gbi_setting gbi_library_settings[];
+extern const int gbi_library_settings_count;
 
 /* In this order: the file that the setting names; an object already in the
  * process that exports `symbol` or has one of `names` as its file's name
@@ -16,12 +20,19 @@ typedef struct gbi_library_wanted {
   const char *symbol;          /* or NULL */
   const char *const *names;    /* "libnccl.so.2", ..., NULL */
   const char *const *packages; /* "nvidia/nccl/lib", ..., NULL; may be NULL */
+  const char *without; /* or NULL. An object that shows this symbol too is
+                          another library: RCCL has all of NCCL's */
 } gbi_library_wanted;
 
 /* UNSUPPORTED with everything that was tried. The library stays loaded for the
  * process's life. *path_p: its file, static. */
 gb_status gbi_library_open(const gbi_library_wanted *wanted, void **handle_p,
                            const char **path_p, gb_error *error);
+
+/* The same without loading anything: false when it is not in the process. The
+ * setting is not read. */
+bool gbi_library_loaded(const gbi_library_wanted *wanted, void **handle_p,
+                        const char **path_p);
 
 /* A row of a table of entry points: dlsym(name) goes to *slot. */
 typedef struct gbi_library_symbol {
