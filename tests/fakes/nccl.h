@@ -49,9 +49,9 @@ enum { FAKE_COLLECTIVE, FAKE_P2P, FAKE_KINDS };
 typedef struct fake_place {
   _Atomic int state;
   _Atomic int pid;
-  _Atomic uint64_t gpu;    /* hash of the GPU's name, 0: not known */
-  _Atomic uint64_t posted; /* chunks of collectives that are in `chunk` */
-  _Atomic uint64_t taken;  /* of everybody's that this one has read */
+  _Atomic uint64_t gpu;        /* hash of the GPU's name, 0: not known */
+  _Atomic uint64_t posted;     /* chunks of collectives that are in `chunk` */
+  _Atomic uint64_t taken;      /* of everybody's that this one has read */
   _Atomic uint64_t call[2][2]; /* what each chunk belongs to */
   _Atomic uint8_t wants[FAKE_KINDS][FAKE_NCCL_MEMBERS_MOST];
   char chunk[2][FAKE_NCCL_CHUNK];
@@ -121,15 +121,15 @@ struct ncclComm {
   char id[33];
   size_t bytes;
   fake_meeting *meeting;
-  _Atomic int state; /* InProgress, Success; see failed */
+  _Atomic int state;  /* InProgress, Success; see failed */
   _Atomic int failed; /* the first asynchronous error */
   _Atomic bool abort;
   _Atomic bool finalized;
   _Atomic bool unlinked;
-  _Atomic int running;         /* kernels enqueued and not done */
-  uint64_t tickets;            /* launched */
-  _Atomic uint64_t ticket;     /* whose turn it is */
-  uint64_t chunks;             /* of collectives so far; only in kernels */
+  _Atomic int running;     /* kernels enqueued and not done */
+  uint64_t tickets;        /* launched */
+  _Atomic uint64_t ticket; /* whose turn it is */
+  uint64_t chunks;         /* of collectives so far; only in kernels */
   bool connected[FAKE_KINDS][FAKE_NCCL_MEMBERS_MOST];
   int serial; /* in its operations: they are of one communicator */
   pthread_mutex_t job_lock;
