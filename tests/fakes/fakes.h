@@ -57,12 +57,20 @@ int fake_gpu_enqueue(void *stream, const char *what, const fake_range *ranges,
 /* Memory behind a device (or pinned) address, for code that runs as a kernel. */
 void *fake_gpu_open(const void *device_memory);
 
+/* The application's call that the next fake_gpu_enqueue of this thread serves:
+ * what a failed check names as the call site. Optional. */
+void fake_gpu_called_from(const void *site);
+
+/* Streams that this process makes from now on are the library's (1) or, as at
+ * the start, a user's (0). The default stream is always a user's. */
+void fake_gpu_mine(int on);
+
 /* What was called so far in this process, for tests that count. */
 typedef struct fake_gpu_counts {
   uint64_t calls;        /* of vendor functions, all threads */
   uint64_t allocations;  /* device, pinned, registered */
-  uint64_t blocking;     /* calls that waited for device work */
-  uint64_t user_streams; /* calls on streams not created through `mine` */
+  uint64_t blocking;     /* calls that wait for device work, if there is any */
+  uint64_t user_streams; /* calls on streams that are not `mine` */
   uint64_t operations;   /* enqueued */
   uint64_t checks;       /* ranges looked at by the clocks */
 } fake_gpu_counts;

@@ -488,8 +488,8 @@ static ncclResult_t enqueue(fake_plan *plan) {
   int ranges_count = ranges_of(plan, ranges);
   plan->ticket = comm->tickets++;
   atomic_fetch_add(&comm->running, 1);
-  int error = fake_nccl_enqueue(plan->stream, name_of(plan), ranges,
-                                ranges_count, fake_nccl_run, plan);
+  int error = fake_nccl_enqueue(plan, name_of(plan), ranges, ranges_count,
+                                fake_nccl_run);
   free(ranges);
   if (error == 0) return ncclSuccess;
   comm->tickets--;
@@ -600,7 +600,8 @@ static ncclResult_t keep(const fake_call *call) {
 }
 
 /* `op`: -1 when the call reduces nothing. */
-static ncclResult_t submit(fake_call call, int op) {
+static ncclResult_t submit(fake_call call, const void *site, int op) {
+  call.site = site;
   ncclResult_t result = check_call(&call, op);
   if (result == ncclSuccess) result = keep(&call);
   if (result != ncclSuccess) {
@@ -621,7 +622,7 @@ ncclResult_t pncclAllReduce(const void *src, void *dst, size_t count,
                             .type = (int)type,
                             .comm = comm,
                             .stream = stream},
-                (int)op);
+                __builtin_return_address(0), (int)op);
 }
 
 ncclResult_t pncclReduce(const void *src, void *dst, size_t count,
@@ -636,7 +637,7 @@ ncclResult_t pncclReduce(const void *src, void *dst, size_t count,
                             .root = root,
                             .comm = comm,
                             .stream = stream},
-                (int)op);
+                __builtin_return_address(0), (int)op);
 }
 
 ncclResult_t pncclReduceScatter(const void *src, void *dst, size_t count,
@@ -650,7 +651,7 @@ ncclResult_t pncclReduceScatter(const void *src, void *dst, size_t count,
                             .type = (int)type,
                             .comm = comm,
                             .stream = stream},
-                (int)op);
+                __builtin_return_address(0), (int)op);
 }
 
 ncclResult_t pncclBroadcast(const void *src, void *dst, size_t count,
@@ -665,7 +666,7 @@ ncclResult_t pncclBroadcast(const void *src, void *dst, size_t count,
                             .root = root,
                             .comm = comm,
                             .stream = stream},
-                -1);
+                __builtin_return_address(0), -1);
 }
 
 /* Through the public name, as the real one does. */
@@ -686,7 +687,7 @@ ncclResult_t pncclAllGather(const void *src, void *dst, size_t count,
                             .type = (int)type,
                             .comm = comm,
                             .stream = stream},
-                -1);
+                __builtin_return_address(0), -1);
 }
 
 ncclResult_t pncclSend(const void *src, size_t count, ncclDataType_t type,
@@ -699,7 +700,7 @@ ncclResult_t pncclSend(const void *src, size_t count, ncclDataType_t type,
                             .root = peer,
                             .comm = comm,
                             .stream = stream},
-                -1);
+                __builtin_return_address(0), -1);
 }
 
 ncclResult_t pncclRecv(void *dst, size_t count, ncclDataType_t type, int peer,
@@ -712,5 +713,5 @@ ncclResult_t pncclRecv(void *dst, size_t count, ncclDataType_t type, int peer,
                             .root = peer,
                             .comm = comm,
                             .stream = stream},
-                -1);
+                __builtin_return_address(0), -1);
 }

@@ -95,6 +95,7 @@ typedef struct fake_call {
   fake_reduction reduction;
   struct ncclComm *comm;
   void *stream;
+  const void *site; /* the call's, for failed checks */
   /* While it runs, of sends and receives. */
   bool begun;
   size_t moved;
@@ -111,7 +112,7 @@ typedef struct fake_plan {
   fake_call calls[];
 } fake_plan;
 
-#define FAKE_OPS_MOST 4096
+#define FAKE_OPS_MOST 64
 struct ncclComm {
   uint64_t magic; /* of real ones since 2.21 */
   int members_count, me, device;
@@ -149,8 +150,9 @@ void fake_nccl_say(const char *format, ...)
     __attribute__((format(printf, 1, 2)));
 
 /* nccl_gpu.c: the fake GPU beside us. */
-int fake_nccl_enqueue(void *stream, const char *what, const fake_range *ranges,
-                      int ranges_count, void (*run)(void *arg), void *arg);
+int fake_nccl_enqueue(fake_plan *plan, const char *what,
+                      const fake_range *ranges, int ranges_count,
+                      void (*run)(void *arg));
 void *fake_nccl_open(const void *memory);
 int fake_nccl_device(void);
 int fake_nccl_memory(void **memory_p, size_t bytes);

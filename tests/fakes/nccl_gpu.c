@@ -9,6 +9,7 @@
 
 static struct {
   fake_enqueue_fn enqueue;
+  void (*called_from)(const void *site);
   void *(*open)(const void *memory);
   int (*device)(int *device);
   int (*memory)(void **memory_p, size_t bytes); /* cuMemAlloc_v2, hipMalloc */
@@ -17,8 +18,7 @@ static struct {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void *find(void *handle, const char *name) {
-  void *found = dlsym(RTLD_DEFAULT, name);
-  return found || !handle ? found : dlsym(handle, name);
+  return handle ? dlsym(handle, name) : NULL;
 }
 
 static void bind(void) {
@@ -32,20 +32,23 @@ static void bind(void) {
 #endif
   void *handle = dlopen(library, RTLD_NOW);
   *(void **)&gpu.enqueue = find(handle, "fake_gpu_enqueue");
+  *(void **)&gpu.called_from = find(handle, "fake_gpu_called_from");
   *(void **)&gpu.open = find(handle, "fake_gpu_open");
   *(void **)&gpu.device = find(handle, names[0]);
   *(void **)&gpu.memory = find(handle, names[1]);
   *(void **)&gpu.free_memory = find(handle, names[2]);
-  if (gpu.enqueue && gpu.open) return;
+  if (gpu.enqueue && gpu.called_from && gpu.open) return;
   fprintf(stderr, "fake NCCL: no fake GPU beside it: %s is %s\n", library,
           handle ? "not a fake" : dlerror());
   abort();
 }
 
-int fake_nccl_enqueue(void *stream, const char *what, const fake_range *ranges,
-                      int ranges_count, void (*run)(void *arg), void *arg) {
+int fake_nccl_enqueue(fake_plan *plan, const char *what,
+                      const fake_range *ranges, int ranges_count,
+                      void (*run)(void *arg)) {
   pthread_once(&once, bind);
-  return gpu.enqueue(stream, what, ranges, ranges_count, run, arg);
+  gpu.called_from(plan->calls[0].site);
+  return gpu.enqueue(plan->stream, what, ranges, ranges_count, run, plan);
 }
 
 void *fake_nccl_open(const void *memory) {
