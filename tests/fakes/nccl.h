@@ -167,19 +167,26 @@ ncclResult_t fake_nccl_meet(struct ncclComm *comm);
 /* Waits until each member that `kinds` calls need wants it too. */
 ncclResult_t fake_nccl_connect(struct ncclComm *comm, const fake_plan *plan);
 bool fake_nccl_needs_connecting(struct ncclComm *comm, const fake_plan *plan);
-/* A wait goes on: yields, then sleeps. False: the communicator is aborted or a
- * member has gone, which is then noted. */
+/* A wait goes on: yields, then sleeps. False: the communicator is aborted, or a
+ * member has gone; but what it did before may be what is waited for. */
 bool fake_nccl_idle(struct ncclComm *comm, int *rounds);
+#define FAKE_NCCL_WAIT(comm, rounds, condition, else_do) \
+  while (!(condition))                                   \
+    if (!fake_nccl_idle(comm, &(rounds)) && !(condition)) else_do
+/* Says that a member is gone, unless it was an abort. What now is. */
+ncclResult_t fake_nccl_give_up(struct ncclComm *comm);
 void fake_nccl_leave(struct ncclComm *comm, int state);
 
 /* nccl_run.c */
 void fake_nccl_run(void *plan);
 size_t fake_nccl_type_bytes(int type);
 
-/* nccl_math.c: acc = acc op in; `acc` of the first contribution is scaled only
- * (`first`). */
-void fake_nccl_combine(int type, const fake_reduction *reduction, void *acc,
-                       const void *in, size_t count, bool first);
+/* nccl_math.c. A member's contribution times its own factor. */
+void fake_nccl_scale(int type, const fake_reduction *reduction, void *out,
+                     const void *in, size_t count);
+/* acc = acc op in */
+void fake_nccl_combine(int type, int op, void *acc, const void *in,
+                       size_t count);
 /* After the last contribution. */
 void fake_nccl_finish(int type, const fake_reduction *reduction, void *acc,
                       size_t count);

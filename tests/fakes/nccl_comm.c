@@ -76,9 +76,15 @@ bool fake_nccl_idle(struct ncclComm *comm, int *rounds) {
   int lost = lost_member(comm);
   if (lost < 0) return true;
   fake_nccl_say("member %d waits for member %d, which is gone", comm->me, lost);
-  int none = 0;
-  atomic_compare_exchange_strong(&comm->failed, &none, ncclRemoteError);
   return false;
+}
+
+ncclResult_t fake_nccl_give_up(struct ncclComm *comm) {
+  int none = 0;
+  if (!atomic_load(&comm->abort))
+    atomic_compare_exchange_strong(&comm->failed, &none, ncclRemoteError);
+  int failed = atomic_load(&comm->failed);
+  return failed ? (ncclResult_t)failed : ncclInternalError;
 }
 
 /* The id's first bytes are random: they name the file. */
@@ -150,15 +156,11 @@ static ncclResult_t check_gpus(struct ncclComm *comm) {
   return ncclSuccess;
 }
 
-static ncclResult_t ended(const struct ncclComm *comm) {
-  int failed = atomic_load(&comm->failed);
-  return failed ? (ncclResult_t)failed : ncclInternalError;
-}
-
 ncclResult_t fake_nccl_meet(struct ncclComm *comm) {
   int rounds = 0;
-  while (atomic_load(&comm->meeting->here) < comm->members_count)
-    if (!fake_nccl_idle(comm, &rounds)) return ended(comm);
+  FAKE_NCCL_WAIT(comm, rounds,
+                 atomic_load(&comm->meeting->here) == comm->members_count,
+                 return fake_nccl_give_up(comm));
   if (!atomic_exchange(&comm->unlinked, true) && comm->me == 0)
     unlink(comm->file);
   return check_gpus(comm);
@@ -201,8 +203,8 @@ ncclResult_t fake_nccl_connect(struct ncclComm *comm, const fake_plan *plan) {
     for (int m = 0; m < comm->members_count; m++) {
       if (!needed[k][m]) continue;
       fake_place *place = fake_nccl_place(comm, m);
-      while (!atomic_load(&place->wants[k][comm->me]))
-        if (!fake_nccl_idle(comm, &rounds)) return ended(comm);
+      FAKE_NCCL_WAIT(comm, rounds, atomic_load(&place->wants[k][comm->me]),
+                     return fake_nccl_give_up(comm));
       comm->connected[k][m] = true;
     }
   return ncclSuccess;

@@ -90,21 +90,25 @@ static unsigned load(const void *at, size_t i, size_t bytes) {
   return bytes == 1 ? ((const uint8_t *)at)[i] : ((const uint16_t *)at)[i];
 }
 
-static void combine_small(const small_float *s, size_t bytes,
-                          const fake_reduction *reduction, void *acc,
-                          const void *in, size_t count, bool first) {
-  float factor = widen(s, (unsigned)reduction->factor_bits);
+static void store(void *at, size_t i, size_t bytes, unsigned code) {
+  if (bytes == 1)
+    ((uint8_t *)at)[i] = (uint8_t)code;
+  else
+    ((uint16_t *)at)[i] = (uint16_t)code;
+}
+
+static void combine_small(const small_float *s, size_t bytes, int op, void *acc,
+                          const void *in, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    float value = widen(s, load(in, i, bytes));
-    if (reduction->scales) value = widen(s, narrow(s, value * factor));
-    if (!first)
-      value = pick(reduction->op, widen(s, load(acc, i, bytes)), value);
-    unsigned code = narrow(s, value);
-    if (bytes == 1)
-      ((uint8_t *)acc)[i] = (uint8_t)code;
-    else
-      ((uint16_t *)acc)[i] = (uint16_t)code;
+    float a = widen(s, load(acc, i, bytes)), b = widen(s, load(in, i, bytes));
+    store(acc, i, bytes, narrow(s, pick(op, a, b)));
   }
+}
+
+static void scale_small(const small_float *s, size_t bytes, float factor,
+                        void *out, const void *in, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    store(out, i, bytes, narrow(s, widen(s, load(in, i, bytes)) * factor));
 }
 
 #define LOOP(type, expression)                            \
@@ -112,15 +116,15 @@ static void combine_small(const small_float *s, size_t bytes,
     type a = ((type *)acc)[i], b = ((const type *)in)[i]; \
     ((type *)acc)[i] = (type)(expression);                \
   }
-#define COMBINE(type, wide, is_nan)                                      \
-  static void combine_##type(const fake_reduction *reduction, void *acc, \
-                             const void *in, size_t count) {             \
-    switch (reduction->op) {                                             \
-      case ncclProd: LOOP(type, (wide)a *(wide)b) break;                 \
-      case ncclMax: LOOP(type, is_nan(a) || a > b ? a : b) break;        \
-      case ncclMin: LOOP(type, is_nan(a) || a < b ? a : b) break;        \
-      default: LOOP(type, (wide)a + (wide)b) break;                      \
-    }                                                                    \
+#define COMBINE(type, wide, is_nan)                               \
+  static void combine_##type(int op, void *acc, const void *in,   \
+                             size_t count) {                      \
+    switch (op) {                                                 \
+      case ncclProd: LOOP(type, (wide)a *(wide)b) break;          \
+      case ncclMax: LOOP(type, is_nan(a) || a > b ? a : b) break; \
+      case ncclMin: LOOP(type, is_nan(a) || a < b ? a : b) break; \
+      default: LOOP(type, (wide)a + (wide)b) break;               \
+    }                                                             \
   }
 #define NEVER(a) false
 COMBINE(int8_t, uint32_t, NEVER)
@@ -132,65 +136,49 @@ COMBINE(uint64_t, uint64_t, NEVER)
 COMBINE(float, float, isnan)
 COMBINE(double, double, isnan)
 
-/* A copy of `in` times the factor. */
-static void scale(int type, const fake_reduction *reduction, void *out,
-                  const void *in, size_t count) {
+void fake_nccl_scale(int type, const fake_reduction *reduction, void *out,
+                     const void *in, size_t count) {
+  const small_float *s = small_of(type);
+  uint64_t bits = reduction->factor_bits;
   float single = 0;
   double factor = 0;
-  memcpy(&single, &reduction->factor_bits, sizeof single);
-  memcpy(&factor, &reduction->factor_bits, sizeof factor);
+  memcpy(&single, &bits, sizeof single);
+  memcpy(&factor, &bits, sizeof factor);
+  if (s) {
+    scale_small(s, fake_nccl_type_bytes(type), widen(s, (unsigned)bits), out,
+                in, count);
+    return;
+  }
   for (size_t i = 0; i < count; i++) {
     if (type == ncclFloat32)
       ((float *)out)[i] = ((const float *)in)[i] * single;
     else if (type == ncclFloat64)
       ((double *)out)[i] = ((const double *)in)[i] * factor;
     else if (type == ncclInt32 || type == ncclUint32)
-      ((uint32_t *)out)[i] =
-          ((const uint32_t *)in)[i] * (uint32_t)reduction->factor_bits;
+      ((uint32_t *)out)[i] = ((const uint32_t *)in)[i] * (uint32_t)bits;
     else if (type == ncclInt64 || type == ncclUint64)
-      ((uint64_t *)out)[i] = ((const uint64_t *)in)[i] * reduction->factor_bits;
+      ((uint64_t *)out)[i] = ((const uint64_t *)in)[i] * bits;
     else
-      ((uint8_t *)out)[i] =
-          (uint8_t)(((const uint8_t *)in)[i] * (uint8_t)reduction->factor_bits);
+      ((uint8_t *)out)[i] = (uint8_t)(((const uint8_t *)in)[i] * (uint8_t)bits);
   }
 }
 
-static void combine_plain(int type, const fake_reduction *reduction, void *acc,
-                          const void *in, size_t count) {
-  switch (type) {
-    case ncclInt8: combine_int8_t(reduction, acc, in, count); break;
-    case ncclUint8: combine_uint8_t(reduction, acc, in, count); break;
-    case ncclInt32: combine_int32_t(reduction, acc, in, count); break;
-    case ncclUint32: combine_uint32_t(reduction, acc, in, count); break;
-    case ncclInt64: combine_int64_t(reduction, acc, in, count); break;
-    case ncclUint64: combine_uint64_t(reduction, acc, in, count); break;
-    case ncclFloat32: combine_float(reduction, acc, in, count); break;
-    default: combine_double(reduction, acc, in, count); break;
-  }
-}
-
-void fake_nccl_combine(int type, const fake_reduction *reduction, void *acc,
-                       const void *in, size_t count, bool first) {
-  size_t bytes = fake_nccl_type_bytes(type);
+void fake_nccl_combine(int type, int op, void *acc, const void *in,
+                       size_t count) {
   const small_float *s = small_of(type);
   if (s) {
-    combine_small(s, bytes, reduction, acc, in, count, first);
+    combine_small(s, fake_nccl_type_bytes(type), op, acc, in, count);
     return;
   }
-  if (!reduction->scales && first) {
-    memcpy(acc, in, count * bytes);
-  } else if (!reduction->scales) {
-    combine_plain(type, reduction, acc, in, count);
-  } else if (first) {
-    scale(type, reduction, acc, in, count);
-  } else {
-    _Alignas(16) char scaled[4096];
-    size_t step = sizeof scaled / bytes;
-    for (size_t at = 0; at < count; at += step) {
-      size_t part = count - at < step ? count - at : step;
-      scale(type, reduction, scaled, (const char *)in + at * bytes, part);
-      combine_plain(type, reduction, (char *)acc + at * bytes, scaled, part);
-    }
+  switch (type) {
+    case ncclInt8: combine_int8_t(op, acc, in, count); break;
+    case ncclUint8: combine_uint8_t(op, acc, in, count); break;
+    case ncclInt32: combine_int32_t(op, acc, in, count); break;
+    case ncclUint32: combine_uint32_t(op, acc, in, count); break;
+    case ncclInt64: combine_int64_t(op, acc, in, count); break;
+    case ncclUint64: combine_uint64_t(op, acc, in, count); break;
+    case ncclFloat32: combine_float(op, acc, in, count); break;
+    default: combine_double(op, acc, in, count); break;
   }
 }
 

@@ -10,11 +10,13 @@ size_t fake_nccl_type_bytes(int type) {
 }
 
 /* Leaves the kernel when the communicator ends. */
-#define WAIT(comm, condition)                           \
-  do {                                                  \
-    int rounds = 0;                                     \
-    while (!(condition))                                \
-      if (!fake_nccl_idle(comm, &rounds)) return false; \
+#define WAIT(comm, condition)                 \
+  do {                                        \
+    int rounds = 0;                           \
+    FAKE_NCCL_WAIT(comm, rounds, condition, { \
+      fake_nccl_give_up(comm);                \
+      return false;                           \
+    });                                       \
   } while (0)
 
 /* The real one waits for data that never come, or come in another shape. */
@@ -41,7 +43,11 @@ static bool exchange(const fake_call *call, const char *from, size_t bytes) {
   describe(call, words);
   for (int m = 0; m < comm->members_count; m++)
     WAIT(comm, atomic_load(&fake_nccl_place(comm, m)->taken) + 1 >= number);
-  if (from) memcpy(mine->chunk[number % 2], from, bytes);
+  if (from && call->reduction.scales)
+    fake_nccl_scale(call->type, &call->reduction, mine->chunk[number % 2], from,
+                    bytes / fake_nccl_type_bytes(call->type));
+  else if (from)
+    memcpy(mine->chunk[number % 2], from, bytes);
   atomic_store(&mine->call[number % 2][0], words[0]);
   atomic_store(&mine->call[number % 2][1], words[1]);
   atomic_store(&mine->posted, number + 1);
@@ -68,9 +74,10 @@ static void reduce_into(const fake_call *call, char *dst, size_t at,
                         size_t bytes) {
   struct ncclComm *comm = call->comm;
   size_t count = bytes / fake_nccl_type_bytes(call->type);
-  for (int m = 0; m < comm->members_count; m++)
-    fake_nccl_combine(call->type, &call->reduction, dst, chunk_of(comm, m) + at,
-                      count, m == 0);
+  memcpy(dst, chunk_of(comm, 0) + at, bytes);
+  for (int m = 1; m < comm->members_count; m++)
+    fake_nccl_combine(call->type, call->reduction.op, dst,
+                      chunk_of(comm, m) + at, count);
   fake_nccl_finish(call->type, &call->reduction, dst, count);
 }
 
@@ -209,6 +216,7 @@ static bool move_some(fake_call *call) {
 
 static bool run_p2p(fake_plan *plan) {
   int rounds = 0;
+  bool lost = false; /* what it sent before may still be there */
   for (;;) {
     bool all_done = true, moved = false;
     for (int i = 0; i < plan->count; i++) {
@@ -218,10 +226,14 @@ static bool run_p2p(fake_plan *plan) {
       all_done &= call->done;
     }
     if (all_done) return true;
-    if (moved)
+    if (moved) {
       rounds = 0;
-    else if (!fake_nccl_idle(plan->comm, &rounds))
+    } else if (lost) {
+      fake_nccl_give_up(plan->comm);
       return false;
+    } else {
+      lost = !fake_nccl_idle(plan->comm, &rounds);
+    }
   }
 }
 
