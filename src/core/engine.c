@@ -130,7 +130,7 @@ static gb_status make_room(gbi_engine *engine, gbi_task *task,
     task->state = state;
     task->state_bytes = task->plan->count;
   }
-  if (!task->plan->scratch_bytes || task->scratch) return GB_OK;
+  if (task->gates || !task->plan->scratch_bytes || task->scratch) return GB_OK;
   /* Populated: the first use must not pay for page faults chunk by chunk. */
   void *scratch = MAP_FAILED;
   if (GBI_FAULT("mem.map") == GBI_FAULT_FAIL)
@@ -141,8 +141,7 @@ static gb_status make_room(gbi_engine *engine, gbi_task *task,
   if (scratch == MAP_FAILED)
     return gbi_fail(error, GB_ERR_MEMORY,
                     "no memory for a scratch of %llu bytes: %s",
-                    (unsigned long long)engine->scratch_bytes,
-                    strerror(errno));
+                    (unsigned long long)engine->scratch_bytes, strerror(errno));
   task->scratch = scratch;
   task->scratch_bytes = engine->scratch_bytes;
   return GB_OK;
@@ -150,7 +149,7 @@ static gb_status make_room(gbi_engine *engine, gbi_task *task,
 
 gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task,
                            gb_error *error) {
-  if (task->plan->scratch_bytes > engine->scratch_bytes)
+  if (!task->gates && task->plan->scratch_bytes > engine->scratch_bytes)
     return gbi_fail(error, GB_ERR_INTERNAL,
                     "a plan asks for %llu bytes of scratch, %llu are there",
                     (unsigned long long)task->plan->scratch_bytes,
@@ -159,6 +158,7 @@ gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task,
   if (task->plan->count) memset(task->state, WAITS, task->plan->count);
   memcpy(task->cursor, task->plan->first, sizeof task->cursor);
   task->done = 0;
+  task->released = 0;
   task->phases_open = 0;
   task->active = true;
   engine->order[engine->active++] = task;
@@ -182,9 +182,13 @@ void gbi_engine_release(gbi_engine *engine, gbi_task *task) {
   task->active = false;
 }
 
-int gbi_engine_active(const gbi_engine *engine) { return engine->active; }
+int gbi_engine_active(const gbi_engine *engine) {
+  return engine->active;
+}
 
-gbi_task *gbi_engine_nth(gbi_engine *engine, int n) { return engine->order[n]; }
+gbi_task *gbi_engine_nth(gbi_engine *engine, int n) {
+  return engine->order[n];
+}
 
 gbi_task *gbi_engine_oldest(gbi_engine *engine) {
   return engine->active ? engine->order[0] : NULL;
@@ -192,17 +196,25 @@ gbi_task *gbi_engine_oldest(gbi_engine *engine) {
 
 /* ---- steps ---- */
 
+static bool gate_open(const gbi_task *task, const gbi_step *step) {
+  return !step->gate ||
+         atomic_load_explicit(task->gates->ready, memory_order_acquire) >=
+             task->ready + step->gate;
+}
+
 static bool deps_done(const gbi_task *task, const gbi_step *step) {
   for (int d = 0; d < 2; d++) {
     const uint8_t *state = task->state + step->deps[d].from;
     for (uint32_t k = 0; k < step->deps[d].count; k++)
       if (state[k] != DONE) return false;
   }
-  return true;
+  return gate_open(task, step);
 }
 
 static void *resolve(const gbi_task *task, gbi_ref ref, size_t size) {
-  if (ref.place == GBI_SCRATCH) return (uint8_t *)task->scratch + ref.offset;
+  if (ref.place == GBI_SCRATCH)
+    return (uint8_t *)(task->gates ? task->staging : task->scratch) +
+           ref.offset;
   const void *base = ref.place == GBI_IN ? task->in : task->out;
   /* The input is never written by a plan (the checker proves it), but an
    * in-place call passes one memory as both. */
@@ -266,10 +278,32 @@ static void start_on_comm(gbi_engine *engine, lane *l, gbi_task *task,
   l->comm->ops->start(l->comm, &out, f->state);
 }
 
+/* Counts releases in order, also over tasks: the device waits for a number, so
+ * all below it must have happened. */
+static void release(gbi_engine *engine, const gbi_gates *gates) {
+  uint64_t value = 0;
+  for (int i = 0; i < engine->active; i++) {
+    gbi_task *task = engine->order[i];
+    const gbi_plan *plan = task->plan;
+    while (task->released < plan->releases_count &&
+           task->state[plan->releases[task->released]] == DONE)
+      task->released++;
+    value = task->arrived + task->released;
+    if (task->released < plan->releases_count) break;
+  }
+  /* Never back: who aborts has opened everything. */
+  uint64_t old = atomic_load_explicit(gates->arrived, memory_order_relaxed);
+  while (old < value && !atomic_compare_exchange_weak_explicit(
+                            gates->arrived, &old, value, memory_order_release,
+                            memory_order_relaxed)) {
+  }
+}
+
 static void finish_step(gbi_engine *engine, gbi_task *task, uint32_t index) {
   const gbi_step *step = &task->plan->steps[index];
   task->state[index] = DONE;
   task->done++;
+  if (step->release) release(engine, task->gates);
   if (step->phase)
     gbi_watch_phase_step(engine->watch, task->watch_slot,
                          gbi_phase_name(step->phase));
@@ -382,6 +416,17 @@ gb_status gbi_engine_progress(gbi_engine *engine, bool *moved_p,
 }
 
 /* ---- waiting ---- */
+
+bool gbi_engine_gated(const gbi_engine *engine) {
+  for (int i = 0; i < engine->active; i++) {
+    const gbi_task *task = engine->order[i];
+    if (task->gates &&
+        atomic_load_explicit(task->gates->ready, memory_order_acquire) <
+            task->ready_end)
+      return true;
+  }
+  return false;
+}
 
 void gbi_engine_sleep(gbi_engine *engine, uint32_t seen, int most_ms) {
   struct pollfd fds[FDS_MAX];

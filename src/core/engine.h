@@ -16,21 +16,37 @@
 #include "os/hostarea.h"
 #include "plan/plan.h"
 
+#include <stdatomic.h>
+
 #define GBI_TASKS 4 /* collectives in flight */
+
+/* How the host's part of a collective and a device keep step: two counters in
+ * pinned memory that only grow. Steps with a gate wait for `ready`, which the
+ * device raises; what steps with a release have done is counted in `arrived`,
+ * in the order of their numbers over all tasks, which the device waits for. */
+typedef struct gbi_gates {
+  const _Atomic uint64_t *ready;
+  _Atomic uint64_t *arrived;
+} gbi_gates;
 
 typedef struct gbi_task {
   const gbi_plan *plan; /* lent until the task is done */
   gbi_call call;
   const void *in;
   void *out;
-  double factor; /* of this rank's contribution: scaled calls */
+  double factor;           /* of this rank's contribution: scaled calls */
+  const gbi_gates *gates;  /* NULL: none; then the next three say nothing */
+  uint64_t ready, arrived; /* the counters' values before the task */
+  void *staging;           /* stands for the scratch */
+  uint64_t ready_end;      /* what the device raises it to */
   int watch_slot;
   void *owner; /* the group's */
   /* The engine's own. */
-  uint8_t *state;      /* per step */
+  uint8_t *state; /* per step */
   uint32_t state_bytes;
   uint32_t cursor[GBI_RESOURCES];
   uint32_t done;
+  uint32_t released;
   uint16_t phases_open; /* bit p: phase p was opened */
   void *scratch;
   uint64_t scratch_bytes;
@@ -63,6 +79,8 @@ int gbi_engine_active(const gbi_engine *engine);
 gbi_task *gbi_engine_nth(gbi_engine *engine, int n);
 /* The oldest unfinished task. */
 gbi_task *gbi_engine_oldest(gbi_engine *engine);
+/* Whether a task waits for a device, which rings no bell. */
+bool gbi_engine_gated(const gbi_engine *engine);
 /* Sleeps until something may have changed since `seen` (gbi_bell_look), or
  * most_ms. */
 void gbi_engine_sleep(gbi_engine *engine, uint32_t seen, int most_ms);

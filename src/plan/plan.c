@@ -150,6 +150,7 @@ void gbi_plan_free(gbi_plan *plan) {
   free(plan->rows);
   free(plan->steps);
   free(plan->order);
+  free(plan->releases);
   free(plan);
 }
 

@@ -98,6 +98,9 @@ typedef struct gbi_step {
   uint32_t number;    /* mesh: equal on the two ends of a message */
   gbi_ref src, dst;
   uint64_t count;     /* elements */
+  /* Of a plan's host part (core/stage.h), 0: none. */
+  uint32_t gate;    /* starts once the device raised `ready` so far */
+  uint32_t release; /* done, it is the release-th that `arrived` counts */
   /* Steps [from, from + count) must be done first; two ranges. */
   struct { uint32_t from, count; } deps[2];
 } gbi_step;
@@ -151,6 +154,9 @@ typedef struct gbi_plan {
   /* Per resource: the steps on it, in order. Made by gbi_plan_seal. */
   uint32_t *order;
   uint32_t first[GBI_RESOURCES + 1];
+  /* Of a host part: the step of each release, from 1 on. */
+  uint32_t *releases;
+  uint32_t releases_count;
   uint16_t phases; /* bit p: this rank takes part in phase p */
   bool failed; /* a builder call ran out of memory or steps */
 } gbi_plan;

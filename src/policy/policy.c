@@ -118,6 +118,9 @@ uint64_t gbi_chunk_elements(const gbi_policy_env *env, const gbi_plan *plan,
                             uint64_t total) {
   uint64_t bytes = gb_dtype_bytes(gbi_coll_travel_dtype(&plan->coll));
   uint64_t chunk = GBI_MAX(env->chunk_bytes / bytes, 1);
+  uint64_t most = env->chunks_most;
+  bool scratch = gbi_coll_is_wide(&plan->coll) || env->codec;
+  if (most && !scratch && total / chunk >= most) chunk = total / most + 1;
   if (total / chunk >= GBI_CHUNKS_MAX) chunk = total / GBI_CHUNKS_MAX + 1;
   chunk = GBI_MIN(chunk, GBI_MAX(total, 1));
   uint64_t line = 64 / bytes;

@@ -19,6 +19,7 @@ typedef struct gbi_policy_env {
   const gbi_topology *topology;
   int rank;             /* the rank whose plan is made */
   uint64_t chunk_bytes; /* pipelining unit; equal on all ranks */
+  uint64_t chunks_most; /* of a call, 0: GBI_CHUNKS_MAX; equal on all ranks */
   const struct gbi_rules *rules; /* of auto-tuned; NULL: none */
   int links;            /* that are open: gbi_policy_links */
   gbi_codec codec;      /* of sums on the bridge; equal on all ranks */
