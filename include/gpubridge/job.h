@@ -61,12 +61,19 @@ typedef struct gb_job_params {
    * where `bridge` and `policy` (or their variables) say their names. */
   const struct gb_bridge_ops *bridge_ops;
   const struct gb_policy_ops *policy_ops;
+  /* Index of the GPU, among those that this process sees, whose memory the
+   * job's calls are made on; `vendor` must say whose it is. -1: host memory.
+   * Not used in simulation (GPUBRIDGE_VENDOR, GPUBRIDGE_CPU_ONLY). On a GPU a
+   * call is ordered on the calling thread's stream (gb_use_stream) like any
+   * work there: it returns once it is enqueued, and gb_work_wait makes that
+   * stream wait, not the host. */
+  int device;
 } gb_job_params;
 
 #define GB_JOB_PARAMS_INIT                                                     \
   {                                                                            \
     sizeof(gb_job_params), NULL, -1, -1, 0, NULL, NULL, NULL, NULL, NULL, 0,   \
-        NULL, 0, NULL, NULL, NULL, NULL, NULL                                  \
+        NULL, 0, NULL, NULL, NULL, NULL, NULL, -1                              \
   }
 
 /* Joins the job: meets all ranks, checks that they agree, plans the islands,
@@ -93,6 +100,10 @@ GB_API void gb_job_abort(gb_job *job, const char *reason);
  * attach it before the first async call, else the library starts its own,
  * named gpubridge-async. FORKED. */
 GB_API gb_status gb_job_serve(gb_job *job, gb_error *error) GB_MUST_CHECK;
+
+/* The stream (a CUstream or hipStream_t; NULL: the legacy default one) that
+ * this thread's next calls on GPUs are ordered on. */
+GB_API void gb_use_stream(void *stream);
 
 /* The group of all ranks; owned by the job. */
 GB_API gb_group *gb_job_world(gb_job *job);

@@ -17,6 +17,8 @@ void gb_job_abort(gb_job *job, const char *reason) {
   gbi_job_abort(job, reason);
 }
 
+void gb_use_stream(void *stream) { gbi_gpu_use_stream(stream); }
+
 gb_group *gb_job_world(gb_job *job) { return job ? job->group : NULL; }
 
 gb_status gb_job_serve(gb_job *job, gb_error *error) {

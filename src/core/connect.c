@@ -16,6 +16,7 @@ typedef struct connector {
   gb_job *job;
   const gbi_group_spec *spec;
   gbi_comm *comms[GBI_RESOURCES];
+  gbi_gpu *gpu; /* NULL: on host memory */
 } connector;
 
 gb_status gbi_connect_exchange(gb_job *job, const gbi_group_spec *spec,
@@ -26,11 +27,13 @@ gb_status gbi_connect_exchange(gb_job *job, const gbi_group_spec *spec,
                               spec->deadline_ns, blobs, error);
 }
 
-void gbi_connect_watch(gb_job *job, gbi_hostarea *area, gbi_comm **comms) {
+void gbi_connect_watch(gb_job *job, gbi_hostarea *area, gbi_comm **comms,
+                       gbi_gpu *gpu) {
   pthread_mutex_lock(&job->connect_lock);
   job->connecting_area = area;
   for (int r = 0; r < GBI_RESOURCES; r++)
     job->connecting[r] = comms ? comms[r] : NULL;
+  job->connecting_gpu = gpu;
   pthread_mutex_unlock(&job->connect_lock);
   if ((area || comms) && gbi_control_failed(job->control, NULL))
     gbi_job_wake(job);
@@ -127,6 +130,8 @@ static gb_status open_own_policy(connector *c, gb_error *error) {
 
 static gb_status open_comm(connector *c, int resource, gb_error *error) {
   gb_job *job = c->job;
+  /* There the vendor's library is the island's. */
+  if (resource == GBI_ON_ISLAND && job->device) return GB_OK;
   if (resource == GBI_ON_BRIDGE && is_own_bridge(c))
     return open_own_bridge(c, error);
   if (resource == GBI_ON_WORLD && is_own_policy(c))
@@ -173,8 +178,79 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
   return status;
 }
 
-/* A rank's blob: per resource, a blob that is empty without a communicator. */
-static void put_addresses(connector *c, gbi_writer *out) {
+/* ---- on GPUs ---- */
+
+/* This rank's place among the members of each communicator. */
+static gb_status find_places(const gbi_group_spec *spec, int me[GBI_RESOURCES],
+                             gb_error *error) {
+  int *ranks = gbi_malloc(sizeof *ranks * (size_t)spec->count);
+  if (!ranks) return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
+  for (int r = 0; r < GBI_RESOURCES; r++) me[r] = spec->me;
+  for (int r = GBI_ON_ISLAND; r <= GBI_ON_WORLD; r++)
+    comm_members(spec, r, ranks, &me[r]);
+  free(ranks);
+  return GB_OK;
+}
+
+static int least_island(const gbi_topology *t) {
+  int least = t->world;
+  for (int i = 0; i < t->islands_count; i++)
+    least = GBI_MIN(least, t->islands[i].count);
+  return least;
+}
+
+static uint64_t chunk_bytes(const gbi_topology *topology,
+                            const gbi_rules *rules, int links) {
+  uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
+  if (rules && rules->chunk_bytes) return rules->chunk_bytes; /* measured */
+  return gbi_policy_chunk_bytes(topology, chunk, links);
+}
+
+static gb_status open_gpu(connector *c, gb_error *error) {
+  const gbi_group_spec *spec = c->spec;
+  const gbi_topology *t = spec->topology;
+  if (!c->job->device) return GB_OK;
+  gbi_gpu_params params = {
+      .device = c->job->device,
+      .island_count = t->islands[t->island_of[spec->me]].count,
+      .world = spec->count,
+      .least_island = least_island(t),
+      .ring_bytes = (uint64_t)gbi_core_setting("GPUBRIDGE_STAGING_BYTES"),
+  };
+  GBI_TRY(find_places(spec, params.me, error));
+  return gbi_gpu_open(&params, &c->gpu, error);
+}
+
+/* An operation more than these on a ROCm stream would make its submitter wait
+ * (device.h); a chunk takes three. */
+static uint64_t chunks_most(const connector *c) {
+  for (int i = 0; c->gpu && i < c->spec->count; i++) {
+    int rank = c->spec->ranks[i];
+    if (!strcmp(c->job->discovery->records[rank].vendor, "amd")) return 10;
+  }
+  return 0;
+}
+
+/* The first of the island made the id that all connect with. */
+static gb_status connect_gpu(connector *c, const gbi_blobs *blobs,
+                             gb_error *error) {
+  const gbi_topology *t = c->spec->topology;
+  if (!c->gpu) return GB_OK;
+  int first = t->islands[t->island_of[c->spec->me]].ranks[0];
+  gbi_reader all = blobs->items[first], id;
+  const uint8_t *data = NULL;
+  size_t bytes = 0;
+  for (int r = GBI_ON_ISLAND; r <= GBI_RESOURCES; r++)
+    data = gbi_get_blob(&all, &bytes);
+  gbi_reader_init(&id, data, bytes);
+  return gbi_gpu_connect(c->gpu, &id, c->spec->deadline_ns, error);
+}
+
+/* ---- addresses ---- */
+
+/* A rank's blob: per resource, a blob that is empty without a communicator; the
+ * last is the GPU's. */
+static gb_status put_addresses(connector *c, gbi_writer *out, gb_error *error) {
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES; r++) {
     uint8_t raw[COMM_ADDRESS_MAX];
     gbi_writer one;
@@ -183,6 +259,12 @@ static void put_addresses(connector *c, gbi_writer *out) {
     gbi_put_blob(out, raw, one.used);
     out->bad |= one.bad;
   }
+  uint8_t raw[GBI_NATIVE_ID_BYTES];
+  gbi_writer id;
+  gbi_writer_init(&id, raw, sizeof raw);
+  if (c->gpu) GBI_TRY(gbi_gpu_address(c->gpu, &id, error));
+  gbi_put_blob(out, raw, id.used);
+  return GB_OK;
 }
 
 static gb_status connect_comm(connector *c, int resource,
@@ -217,26 +299,26 @@ static gb_status connect_comm(connector *c, int resource,
 }
 
 /* Opens, exchanges addresses, connects, and makes sure that all did. */
-static gb_status connect_comms(connector *c, bool *settled_p,
-                               gb_error *error) {
+static gb_status connect_comms(connector *c, bool *settled_p, gb_error *error) {
   gbi_writer out;
   gbi_writer_init_growing(&out);
   gb_error problem = {0};
   gb_status status = GB_OK;
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
     status = open_comm(c, r, &problem);
-  if (status == GB_OK) put_addresses(c, &out);
+  if (status == GB_OK) status = open_gpu(c, &problem);
+  if (status == GB_OK) status = put_addresses(c, &out, &problem);
   gbi_blobs blobs = {0};
-  status = gbi_connect_exchange(c->job, c->spec,
-                                status == GB_OK ? NULL : &problem, &out,
-                                &blobs, error);
+  status = gbi_connect_exchange(
+      c->job, c->spec, status == GB_OK ? NULL : &problem, &out, &blobs, error);
   gbi_writer_fini(&out);
   *settled_p = status != GB_OK;
   if (status != GB_OK) return status;
-  gbi_connect_watch(c->job, NULL, c->comms);
+  gbi_connect_watch(c->job, NULL, c->comms, c->gpu);
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
     status = connect_comm(c, r, &blobs, error);
-  gbi_connect_watch(c->job, NULL, NULL);
+  if (status == GB_OK) status = connect_gpu(c, &blobs, error);
+  gbi_connect_watch(c->job, NULL, NULL, NULL);
   gbi_blobs_free(&blobs);
   if (status != GB_OK) return status;
   status = gbi_connect_exchange(c->job, c->spec, NULL, &out, &blobs, error);
@@ -245,13 +327,6 @@ static gb_status connect_comms(connector *c, bool *settled_p,
 }
 
 /* ---- the group ---- */
-
-static uint64_t chunk_bytes(const gbi_topology *topology,
-                            const gbi_rules *rules, int links) {
-  uint64_t chunk = (uint64_t)gbi_core_setting("GPUBRIDGE_CHUNK_BYTES");
-  if (rules && rules->chunk_bytes) return rules->chunk_bytes; /* measured */
-  return gbi_policy_chunk_bytes(topology, chunk, links);
-}
 
 /* Links of the mesh come when they are first needed: nothing to connect. */
 static gb_status open_mesh(connector *c, gb_error *error) {
@@ -270,8 +345,7 @@ static gb_status open_compress(gbi_engine *engine, gbi_codec codec,
   return GB_OK;
 }
 
-static gb_status make_group(connector *c, gb_group **group_p,
-                            gb_error *error) {
+static gb_status make_group(connector *c, gb_group **group_p, gb_error *error) {
   gb_job *job = c->job;
   const gbi_group_spec *spec = c->spec;
   uint64_t chunk = chunk_bytes(spec->topology, spec->rules, spec->links);
@@ -304,15 +378,18 @@ static gb_status make_group(connector *c, gb_group **group_p,
       .parts = &job->parts,
       .own_policy = is_own_policy(c),
       .own_bridge = is_own_bridge(c),
+      .gpu = c->gpu,
+      .chunks_most = chunks_most(c),
   };
-  GBI_TRY(gbi_engine_open(c->comms, spec->count,
-                          gbi_policy_scratch_max(spec->topology, chunk,
-                                                 params.codec),
-                          &job->watch, job->area, &params.engine, error));
+  GBI_TRY(gbi_engine_open(
+      c->comms, spec->count,
+      gbi_policy_scratch_max(spec->topology, chunk, params.codec), &job->watch,
+      job->area, &params.engine, error));
   memset(c->comms, 0, sizeof c->comms); /* given to the engine */
   gb_status status = open_compress(params.engine, params.codec, error);
   if (status == GB_OK) status = gbi_group_open(&params, group_p, error);
   if (status != GB_OK) gbi_engine_close(params.engine);
+  if (status == GB_OK) c->gpu = NULL; /* given to the group */
   return status;
 }
 
@@ -324,6 +401,7 @@ gb_status gbi_connect_group(gb_job *job, const gbi_group_spec *spec,
   gb_status status = connect_comms(&c, settled_p, error);
   if (status == GB_OK) status = open_mesh(&c, error);
   if (status == GB_OK) status = make_group(&c, group_p, error);
+  gbi_gpu_close(c.gpu);
   for (int r = 0; r < GBI_RESOURCES; r++) {
     if (!c.comms[r]) continue;
     c.comms[r]->ops->stop(c.comms[r]);

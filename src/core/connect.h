@@ -14,9 +14,9 @@ typedef struct gbi_group_spec {
   const char *const *who;
   const gbi_policy_ops *policy;
   const gbi_rules *rules; /* NULL: none; outlive the group */
-  int links;          /* between its islands: gbi_policy_links */
-  const char *bridge; /* resolved: a transport's name, or "none" */
-  bool direct;        /* see gbi_policy_env */
+  int links;              /* between its islands: gbi_policy_links */
+  const char *bridge;     /* resolved: a transport's name, or "none" */
+  bool direct;            /* see gbi_policy_env */
   uint64_t timeout_ms, deadline_ns;
 } gbi_group_spec;
 
@@ -36,6 +36,7 @@ gb_status gbi_connect_exchange(gb_job *job, const gbi_group_spec *spec,
 /* From here to the call with NULLs, a failure of the job ends the connecting of
  * these. Without it a rank would wait for a peer that has given up until the
  * deadline, which may be half an hour. */
-void gbi_connect_watch(gb_job *job, gbi_hostarea *area, gbi_comm **comms);
+void gbi_connect_watch(gb_job *job, gbi_hostarea *area, gbi_comm **comms,
+                       gbi_gpu *gpu);
 
 #endif

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -26,8 +27,8 @@ enum {
 typedef struct plan_entry {
   gbi_plan *plan;
   const gbi_policy_ops *policy; /* that made it */
-  uint64_t used; /* clock of the cache, for eviction */
-  int users;     /* tasks that run it now */
+  uint64_t used;                /* clock of the cache, for eviction */
+  int users;                    /* tasks that run it now */
 } plan_entry;
 
 struct gb_group {
@@ -36,18 +37,18 @@ struct gb_group {
   unsigned fork_count;
   _Atomic uint64_t timeout_ms;
 
-  gbi_works *works;     /* the lock and what is signalled */
-  bool driving;         /* a thread runs the engine */
-  pthread_t driver;     /* while it does */
+  gbi_works *works; /* the lock and what is signalled */
+  bool driving;     /* a thread runs the engine */
+  pthread_t driver; /* while it does */
   bool draining, drained;
-  bool serving;         /* a worker thread is attached */
+  bool serving; /* a worker thread is attached */
   bool own_worker;
   pthread_t worker;
   gb_work *queue_head, *queue_tail;
   int queued;
   uint64_t queued_bytes;
   bool failed;
-  gb_error failure;     /* the job's one sentence */
+  gb_error failure; /* the job's one sentence */
 
   /* The driver's own. */
   uint64_t next_seq;
@@ -104,12 +105,18 @@ gb_status gbi_group_open(const gbi_group_params *params, gb_group **group_p,
   return GB_OK;
 }
 
-gbi_engine *gbi_group_engine(gb_group *g) { return g->p.engine; }
-int gbi_group_rank(const gb_group *g) { return g->p.rank; }
+gbi_engine *gbi_group_engine(gb_group *g) {
+  return g->p.engine;
+}
+int gbi_group_rank(const gb_group *g) {
+  return g->p.rank;
+}
 const gbi_group_params *gbi_group_params_of(const gb_group *g) {
   return &g->p;
 }
-int gbi_group_world(const gb_group *g) { return g->p.world; }
+int gbi_group_world(const gb_group *g) {
+  return g->p.world;
+}
 void gbi_group_set_timeout(gb_group *g, uint64_t timeout_ms) {
   atomic_store_explicit(&g->timeout_ms, timeout_ms, memory_order_relaxed);
 }
@@ -124,6 +131,7 @@ void gbi_group_set_policy(gb_group *g, const gbi_policy_ops *policy) {
 void gbi_group_free(gb_group *g) {
   if (!g) return;
   gbi_engine_close(g->p.engine);
+  gbi_gpu_close(g->p.gpu);
   for (int i = 0; i < GBI_PLANS_CACHED; i++) gbi_plan_free(g->plans[i].plan);
   gbi_works_release(g->works);
   pthread_mutex_destroy(&g->state_lock);
@@ -141,25 +149,29 @@ static plan_entry *find_plan(gb_group *g, const gbi_coll *coll) {
   return NULL;
 }
 
+static gbi_policy_env env_of(const gb_group *g) {
+  return (gbi_policy_env){.topology = g->p.topology,
+                          .rank = g->p.rank,
+                          .chunk_bytes = g->p.chunk_bytes,
+                          .chunks_most = g->p.chunks_most,
+                          .rules = g->p.rules,
+                          .links = g->p.links,
+                          .codec = g->p.codec,
+                          .direct = g->p.direct};
+}
+
 static gb_status get_plan(gb_group *g, const gbi_coll *coll,
                           plan_entry **entry_p, gb_error *error) {
   plan_entry *entry = find_plan(g, coll);
   if (!entry) {
     plan_entry *oldest = NULL;
     for (int i = 0; i < GBI_PLANS_CACHED; i++)
-      if (!g->plans[i].users &&
-          (!oldest || g->plans[i].used < oldest->used))
+      if (!g->plans[i].users && (!oldest || g->plans[i].used < oldest->used))
         oldest = &g->plans[i];
     entry = oldest; /* at most GBI_TASKS entries are in use */
     gbi_plan_free(entry->plan);
     entry->plan = NULL;
-    gbi_policy_env env = {.topology = g->p.topology,
-                          .rank = g->p.rank,
-                          .chunk_bytes = g->p.chunk_bytes,
-                          .rules = g->p.rules,
-                          .links = g->p.links,
-                          .codec = g->p.codec,
-                          .direct = g->p.direct};
+    gbi_policy_env env = env_of(g);
     GBI_TRY(gbi_policy_plan(g->p.policy, &env, coll, &entry->plan, error));
     entry->policy = g->p.policy;
   }
@@ -231,8 +243,7 @@ static gb_record describe_call(const gb_group *g, const gb_work *work,
   return (gb_record){
       .seq = work->seq,
       .op = gbi_op_name(coll->op),
-      .bytes = barrier ? 0
-                       : elements * gb_dtype_bytes((gb_dtype)coll->dtype),
+      .bytes = barrier ? 0 : elements * gb_dtype_bytes((gb_dtype)coll->dtype),
       .dtype = barrier ? -1 : coll->dtype,
       .redop = barrier || coll->redop == 255 ? -1 : coll->redop,
       .root = coll->root,
@@ -241,17 +252,49 @@ static gb_record describe_call(const gb_group *g, const gb_work *work,
   };
 }
 
+/* Of work on a GPU: the host's part, whose memory is the ring. */
+static void set_gates(const gb_group *g, const gb_work *work, gbi_task *task) {
+  task->gates = work->turn.shape ? gbi_gpu_gates(g->p.gpu) : NULL;
+  task->ready = work->turn.ready;
+  task->arrived = work->turn.arrived;
+  task->staging = work->turn.staging;
+  if (task->gates)
+    task->ready_end = work->turn.ready + work->turn.shape->staged->readies;
+}
+
+static gb_status find_plan_of(gb_group *g, gb_work *work, const gbi_plan **plan,
+                              gb_error *error) {
+  plan_entry *entry;
+  if (work->turn.shape) {
+    *plan = work->turn.shape->staged->host;
+    return GB_OK;
+  }
+  GBI_TRY(get_plan(g, &work->coll, &entry, error));
+  work->seq = g->next_seq++;
+  work->plan_users = &entry->users;
+  *plan = entry->plan;
+  return GB_OK;
+}
+
+/* The work does not need its plan any more. */
+static void let_plan_go(gb_work *work) {
+  if (work->turn.shape)
+    atomic_fetch_sub(&work->turn.shape->users, 1);
+  else
+    --*work->plan_users;
+  work->task = NULL;
+}
+
 static gb_status begin_work(gb_group *g, gb_work *work, gb_error *error) {
   const gbi_coll *coll = &work->coll;
-  plan_entry *entry;
-  GBI_TRY(get_plan(g, coll, &entry, error));
+  const gbi_plan *plan;
+  GBI_TRY(find_plan_of(g, work, &plan, error));
   gbi_task *task = gbi_engine_task(g->p.engine);
   bool barrier = coll->op == GBI_OP_BARRIER;
-  work->seq = g->next_seq++;
   work->deadline_ns = gbi_deadline_after_ms(gbi_group_timeout(g));
-  work->plan_users = &entry->users;
-  gb_record record = describe_call(g, work, entry->plan);
-  task->plan = entry->plan;
+  gb_record record = describe_call(g, work, plan);
+  set_gates(g, work, task);
+  task->plan = plan;
   task->call = identity_of(g, work);
   task->in = barrier ? g->barrier_byte : work->in;
   task->out = barrier ? g->barrier_byte : work->out;
@@ -262,8 +305,7 @@ static gb_status begin_work(gb_group *g, gb_work *work, gb_error *error) {
   gb_status status = gbi_engine_begin(g->p.engine, task, error);
   if (status != GB_OK) {
     gbi_watch_end(g->p.watch, task->watch_slot, false);
-    entry->users--;
-    work->task = NULL;
+    let_plan_go(work);
     return status;
   }
   note_started(g, work);
@@ -283,13 +325,14 @@ static void settle_work(gb_group *g, gb_work *work, const gb_error *failure) {
 static void end_work(gb_group *g, gbi_task *task) {
   gb_work *work = task->owner;
   int slot = task->watch_slot;
-  (*work->plan_users)--;
-  work->task = NULL;
+  let_plan_go(work);
   gbi_engine_release(g->p.engine, task);
   note_completed(g);
   gbi_watch_end(g->p.watch, slot, true);
-  if (work->queued) settle_work(g, work, NULL);
-  else work->done = true;
+  if (work->queued)
+    settle_work(g, work, NULL);
+  else
+    work->done = true;
 }
 
 /* ---- waiting ---- */
@@ -315,8 +358,7 @@ static int late_members(const gb_group *g, uint64_t seq, int *ranks, int max) {
 /* ", phase bridge, waits for rank 2 (...); not arrived at this call: ..." */
 static void add_wait_text(gb_group *g, const gb_work *work, gbi_text *text) {
   int ranks[64];
-  const char *phase =
-      gbi_watch_open_phase(g->p.watch, work->task->watch_slot);
+  const char *phase = gbi_watch_open_phase(g->p.watch, work->task->watch_slot);
   if (phase[0]) gbi_text_add(text, ", phase %s", phase);
   int count = gbi_engine_waiting_for(g->p.engine, g->p.topology, g->p.rank,
                                      ranks, (int)GBI_COUNT(ranks));
@@ -425,6 +467,7 @@ static void call_bytes(const gb_group *g, const gbi_coll *coll, size_t *in,
  * already; they wait for us inside it. */
 static bool must_wait(gb_group *g, const gb_work *work) {
   size_t in, out, other_in, other_out;
+  if (work->turn.shape) return false; /* its streams see to that */
   call_bytes(g, &work->coll, &in, &out);
   for (int i = 0; i < gbi_engine_active(g->p.engine); i++) {
     const gb_work *other = gbi_engine_nth(g->p.engine, i)->owner;
@@ -468,6 +511,12 @@ static gb_status refill(driver *d, gb_error *error) {
   return GB_OK;
 }
 
+/* A device rings no bell: an eighth of the time waited so far, 20 to 500 us. */
+static void nap(uint64_t waited_ns) {
+  uint64_t ns = GBI_MIN(GBI_MAX(waited_ns / 8, 20000), 500000);
+  nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
+
 static gb_status drive(driver *d, gb_error *error) {
   gb_group *g = d->g;
   gbi_yields yields = {0};
@@ -490,7 +539,10 @@ static gb_status drive(driver *d, gb_error *error) {
     if (gbi_control_failed(g->p.control, error)) return error->status;
     if (gbi_yield_core(&g->crowd, &yields)) continue;
     GBI_TRY(look_around(d, error));
-    gbi_engine_sleep(g->p.engine, seen, SLICE_MS);
+    if (gbi_engine_gated(g->p.engine))
+      nap(gbi_now_ns() - d->idle_ns);
+    else
+      gbi_engine_sleep(g->p.engine, seen, SLICE_MS);
   }
 }
 
@@ -510,6 +562,7 @@ static void fail_group(gb_group *g, const gb_error *cause) {
   g->queued = 0;
   g->queued_bytes = 0;
   pthread_mutex_unlock(&g->works->lock);
+  if (g->p.gpu) gbi_gpu_fail(g->p.gpu);
   bool first = true;
   gbi_task *task;
   gb_error not_run;
@@ -518,8 +571,7 @@ static void fail_group(gb_group *g, const gb_error *cause) {
                 shared.text);
   while ((task = gbi_engine_oldest(g->p.engine))) {
     gb_work *work = task->owner;
-    (*work->plan_users)--;
-    work->task = NULL;
+    let_plan_go(work);
     gbi_watch_end(g->p.watch, task->watch_slot, false);
     gbi_engine_release(g->p.engine, task);
     if (work->queued) settle_work(g, work, first ? &shared : &not_run);
@@ -527,6 +579,7 @@ static void fail_group(gb_group *g, const gb_error *cause) {
   }
   while (queue) {
     gb_work *next = queue->next;
+    if (queue->turn.shape) atomic_fetch_sub(&queue->turn.shape->users, 1);
     settle_work(g, queue, &not_run);
     queue = next;
   }
@@ -755,9 +808,9 @@ static gb_status check_parts(gb_group *g, const gbi_coll *coll,
                              gb_error *error) {
   gb_error why;
   int rank = g->members[g->p.rank];
-  gb_status status = gbi_parts_check(g->p.parts, g->p.own_policy,
-                                     g->p.own_bridge, coll, rank, g->p.world,
-                                     &why);
+  gb_status status =
+      gbi_parts_check(g->p.parts, g->p.own_policy, g->p.own_bridge, coll, rank,
+                      g->p.world, &why);
   if (status == GB_OK) return GB_OK;
   if (error) *error = why;
   if (status == GB_ERR_UNSUPPORTED) return status;
@@ -776,6 +829,94 @@ gb_status gbi_group_check(gb_group *g, gb_error *error) {
   return status;
 }
 
+/* ---- on a GPU ---- */
+
+void gbi_group_wake(gb_group *g) {
+  if (g->p.gpu) gbi_gpu_fail(g->p.gpu);
+}
+
+/* A call without a part for the host never comes to the worker. */
+static void settle_issued(gb_group *g, gb_work *work) {
+  gb_record record = describe_call(g, work, work->turn.shape->plan);
+  int slot = gbi_watch_begin(g->p.watch, &record);
+  gbi_watch_end(g->p.watch, slot, true);
+  pthread_mutex_lock(&g->state_lock);
+  g->state.started++;
+  g->state.completed++;
+  g->state.last = identity_of(g, work);
+  pthread_mutex_unlock(&g->state_lock);
+  atomic_fetch_sub(&work->turn.shape->users, 1);
+  settle_work(g, work, NULL);
+}
+
+/* With the GPU's lock held. The host's part is queued before the first gate is
+ * enqueued: a runtime that launches synchronously would wait for it here. */
+static gb_status issue(gb_group *g, gb_work *work, gbi_event done,
+                       gb_error *error) {
+  work->hosted = gbi_gpu_has_host(&work->turn);
+  atomic_fetch_add(&work->turn.shape->users, 1);
+  work->seq = g->next_seq;
+  gb_status status = GB_OK;
+  if (work->hosted) {
+    status = call_async(g, work, error);
+  } else {
+    pthread_mutex_lock(&g->works->lock);
+    status = refusal(g, error);
+    pthread_mutex_unlock(&g->works->lock);
+  }
+  if (status != GB_OK) {
+    atomic_fetch_sub(&work->turn.shape->users, 1);
+    gbi_work_release(work); /* the library's hold */
+    return status;
+  }
+  g->next_seq++;
+  /* The worker may be through with it before everything is enqueued. */
+  gbi_gpu_turn turn = work->turn;
+  gb_error why;
+  status = gbi_gpu_enqueue(g->p.gpu, &turn, work->in, work->out, work->factor,
+                           gbi_gpu_stream(), done, &why);
+  if (!work->hosted) settle_issued(g, work);
+  if (status == GB_OK) return GB_OK;
+  gb_error cause;
+  gbi_fail_rank(&cause, status, g->members[g->p.rank],
+                "%s could not enqueue a call: %.1800s", g->p.who[g->p.rank],
+                why.text);
+  (void)gbi_control_settle(g->p.control, &cause, error);
+  notice_failure(g);
+  gbi_gpu_fail(g->p.gpu);
+  return status;
+}
+
+static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
+                             void *out, double factor, gb_work **work_p,
+                             gb_error *error) {
+  gbi_gpu *gpu = g->p.gpu;
+  if (coll->op == GBI_OP_BARRIER) in = out = gbi_gpu_barrier(gpu);
+  gbi_policy_env env = env_of(g);
+  gb_work *work = gbi_work_new(g->works, coll, in, out, factor);
+  if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
+  gbi_event done = NULL;
+  gbi_gpu_lock(gpu);
+  gb_status status = gbi_gpu_prepare(gpu, g->p.policy, &env, coll, in, out,
+                                     &work->turn, error);
+  if (status == GB_OK && work_p) status = gbi_gpu_take_event(gpu, &done, error);
+  if (status == GB_OK) {
+    status = issue(g, work, done, error);
+  } else {
+    gbi_work_release(work); /* the library's hold */
+  }
+  if (status != GB_OK && done) gbi_gpu_give_event(gpu, done);
+  gbi_gpu_unlock(gpu);
+  if (status == GB_OK && work_p) {
+    work->gpu = gpu;
+    work->event = done;
+    *work_p = work;
+  } else {
+    gbi_work_release(work);
+  }
+  return status;
+}
+
 gb_status gbi_group_call_scaled(gb_group *g, const gbi_coll *coll,
                                 const void *in, void *out, double factor,
                                 gb_work **work_p, gb_error *error) {
@@ -783,6 +924,7 @@ gb_status gbi_group_call_scaled(gb_group *g, const gbi_coll *coll,
   notice_failure(g);
   if (GBI_UNLIKELY(g->p.own_policy || g->p.own_bridge))
     GBI_TRY(check_parts(g, coll, error));
+  if (g->p.gpu) return call_on_gpu(g, coll, in, out, factor, work_p, error);
   if (!work_p) {
     gb_work work;
     gbi_work_init(&work, g->works, coll, in, out, factor);

@@ -10,6 +10,7 @@
 
 #include "control/control.h"
 #include "core/engine.h"
+#include "core/gpu.h"
 #include "core/parts.h"
 #include "os/fork.h"
 #include "policy/policy.h"
@@ -23,30 +24,32 @@
 /* What a group needs of its job. All borrowed for the group's life. */
 typedef struct gbi_group_params {
   uint32_t id;
-  int rank, world;              /* within the group */
-  const int *members;           /* global rank of each group rank; copied */
-  const char *const *who;       /* "rank 3 (host \"h\", amd)" by group rank */
+  int rank, world;        /* within the group */
+  const int *members;     /* global rank of each group rank; copied */
+  const char *const *who; /* "rank 3 (host \"h\", amd)" by group rank */
   const gbi_topology *topology;
   const gbi_policy_ops *policy;
   const gbi_rules *rules; /* of auto-tuned; NULL: none */
-  const char *bridge;           /* resolved name */
+  const char *bridge;     /* resolved name */
   uint64_t chunk_bytes;
-  int links;                    /* see gbi_policy_env */
-  gbi_codec codec;              /* of sums on the bridge */
-  bool direct;                  /* see gbi_policy_env */
+  int links;       /* see gbi_policy_env */
+  gbi_codec codec; /* of sums on the bridge */
+  bool direct;     /* see gbi_policy_env */
   struct gb_job *job;
-  gbi_engine *engine;           /* given */
+  gbi_engine *engine; /* given */
   gbi_control *control;
   gbi_watch *watch;
   gbi_waiter *waiter;
-  uint64_t timeout_ms;          /* at first; see gbi_group_set_timeout */
+  uint64_t timeout_ms; /* at first; see gbi_group_set_timeout */
   uint64_t warn_after_ms;
   int queue_max;
   uint64_t queue_bytes_max;
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;
-  struct gbi_job_p2p *p2p; /* core/p2p.h */
-  const gbi_parts *parts;  /* the job's */
+  struct gbi_job_p2p *p2p;     /* core/p2p.h */
+  const gbi_parts *parts;      /* the job's */
+  gbi_gpu *gpu;                /* given; NULL: the group is on host memory */
+  uint64_t chunks_most;        /* see gbi_policy_env */
   bool own_policy, own_bridge; /* this group's are parts */
 } gbi_group_params;
 
@@ -65,6 +68,9 @@ gb_status gbi_group_call(gb_group *group, const gbi_coll *coll, const void *in,
 gb_status gbi_group_call_scaled(gb_group *group, const gbi_coll *coll,
                                 const void *in, void *out, double factor,
                                 gb_work **work_p, gb_error *error);
+/* The job has failed, and says so: nothing on the group's streams waits any
+ * longer. Any thread. */
+void gbi_group_wake(gb_group *group);
 /* Runs queued calls on the calling thread until the group is drained. */
 void gbi_group_serve(gb_group *group);
 /* For other ranks' questions. Any thread. */

@@ -84,19 +84,25 @@ void gbi_job_wake(gb_job *job) {
   if (job->connecting_area) gbi_hostarea_stop(job->connecting_area);
   for (int r = 0; r < GBI_RESOURCES; r++)
     if (job->connecting[r]) job->connecting[r]->ops->stop(job->connecting[r]);
+  if (job->connecting_gpu) gbi_gpu_fail(job->connecting_gpu);
   pthread_mutex_unlock(&job->connect_lock);
   gbi_hostarea *area = __atomic_load_n(&job->area, __ATOMIC_ACQUIRE);
   if (area) gbi_hostarea_ring(area, gbi_hostarea_me(area));
   gbi_job_p2p_on_failure(job);
+  gbi_subgroups_wake(job);
 }
 
-static void on_failure(void *arg) { gbi_job_wake(arg); }
+static void on_failure(void *arg) {
+  gbi_job_wake(arg);
+}
 
 static void on_offer(void *arg, int from, const void *blob, size_t bytes) {
   gbi_job_p2p_on_offer(arg, from, blob, bytes);
 }
 
-static void on_left(void *arg, int rank) { gbi_job_p2p_on_left(arg, rank); }
+static void on_left(void *arg, int rank) {
+  gbi_job_p2p_on_left(arg, rank);
+}
 
 static bool report(void *arg, uint32_t group, gbi_call_state *state) {
   return gbi_subgroup_report(arg, group, state);
@@ -164,8 +170,8 @@ static gb_status list_facts(gb_job *job, gb_error *error) {
   for (int r = 0; r < job->world; r++) {
     job->facts_at[r] = at;
     for (int i = 0; i < d->records[r].facts_count; i++)
-      job->facts[at++] = (gb_pair){d->records[r].facts[i].name,
-                                   d->records[r].facts[i].value};
+      job->facts[at++] =
+          (gb_pair){d->records[r].facts[i].name, d->records[r].facts[i].value};
   }
   job->facts_at[job->world] = at;
   return GB_OK;
@@ -200,9 +206,9 @@ static gb_status join_host(opener *o, gb_error *error) {
   if (status == GB_OK) status = met;
   if (status == GB_OK) {
     for (int i = 0; i < count; i++) addresses[i] = blobs.items[ranks[i]];
-    gbi_connect_watch(job, area, NULL);
+    gbi_connect_watch(job, area, NULL, NULL);
     status = gbi_hostarea_connect(area, addresses, o->deadline_ns, error);
-    gbi_connect_watch(job, NULL, NULL);
+    gbi_connect_watch(job, NULL, NULL, NULL);
   }
   /* Only an area that connected has bells that on_failure may ring. */
   if (status == GB_OK)
@@ -251,23 +257,35 @@ static gb_status specify_world(opener *o, gb_error *error) {
     GBI_TRY(gbi_parts_fit(&job->parts, d->topology,
                           (const char(*)[64])d->labels, job->who[job->rank],
                           job->rank, &policy, error));
-  o->world = (gbi_group_spec){.ranks = o->all,
-                              .count = job->world,
-                              .me = job->rank,
-                              .topology = d->topology,
-                              .who = (const char *const *)job->who,
-                              .policy = policy,
-                              .rules = d->rules,
-                              .links = d->links,
-                              .bridge = d->bridge,
-                              .direct = !own && gbi_policy_may_pass(d->topology,
-                                                                    d->bridge),
-                              .timeout_ms = job->timeout_ms,
-                              .deadline_ns = o->deadline_ns};
+  o->world =
+      (gbi_group_spec){.ranks = o->all,
+                       .count = job->world,
+                       .me = job->rank,
+                       .topology = d->topology,
+                       .who = (const char *const *)job->who,
+                       .policy = policy,
+                       .rules = d->rules,
+                       .links = d->links,
+                       .bridge = d->bridge,
+                       .direct = !own && !job->device &&
+                                 gbi_policy_may_pass(d->topology, d->bridge),
+                       .timeout_ms = job->timeout_ms,
+                       .deadline_ns = o->deadline_ns};
   return GB_OK;
 }
 
+/* Not in simulation, where the device says nothing. */
+static gb_status open_device(opener *o, gb_error *error) {
+  gb_job *job = o->job;
+  job->gpu_index = job->discovery->simulated ? -1 : o->params->device;
+  if (job->gpu_index < 0) return GB_OK;
+  bool amd = !strcmp(job->discovery->records[job->rank].vendor, "amd");
+  return gbi_device_open(amd ? GBI_AMD : GBI_NVIDIA, job->gpu_index,
+                         &job->device, error);
+}
+
 static gb_status open_parts(opener *o, gb_error *error) {
+  GBI_TRY(open_device(o, error));
   GBI_TRY(name_ranks(o->job, error));
   GBI_TRY(list_facts(o->job, error));
   GBI_TRY(specify_world(o, error));
@@ -356,6 +374,7 @@ static void free_job(gb_job *job) {
   free(job->who);
   free(job->facts);
   free(job->facts_at);
+  if (job->device) job->device->ops->close(job->device);
   gbi_watch_fini(&job->watch);
   pthread_mutex_destroy(&job->connect_lock);
   gbi_subgroups_fini(job);
@@ -378,7 +397,7 @@ static gb_status copy_params(const gb_job_params *given, gb_job_params *params,
 }
 
 gb_status gbi_job_open(const gb_job_params *given, gb_job **job_p,
-                      gb_error *error) {
+                       gb_error *error) {
   gb_error local;
   if (!error) error = &local;
   gbi_error_clear(error);

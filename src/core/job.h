@@ -31,12 +31,15 @@ struct gb_job {
   pthread_mutex_t connect_lock; /* level 2 */
   gbi_hostarea *connecting_area;
   gbi_comm *connecting[GBI_RESOURCES];
-  gb_group *group;          /* the world */
-  gb_group *tuning;         /* while core/tuning.h measures */
-  gbi_subgroups subgroups;  /* all others */
+  gbi_gpu *connecting_gpu;
+  int gpu_index;           /* -1: on host memory */
+  gbi_device *device;      /* NULL: on host memory */
+  gb_group *group;         /* the world */
+  gb_group *tuning;        /* while core/tuning.h measures */
+  gbi_subgroups subgroups; /* all others */
   int (*wait_hook)(void *arg);
   void *wait_hook_arg;
-  struct gbi_job_p2p *p2p;  /* core/p2p.h */
+  struct gbi_job_p2p *p2p; /* core/p2p.h */
   gbi_watch watch;
   char **who;               /* by global rank, for texts */
   gb_pair *facts;           /* all ranks' facts, one after another */

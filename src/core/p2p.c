@@ -28,7 +28,7 @@ typedef struct messages {
   gbi_job_p2p *m;
   const gb_group *group;
   gbi_p2p_call call;
-  int *slots; /* of the watch, one an op */
+  int *slots;                  /* of the watch, one an op */
   gbi_p2p_op own_ops[OWN_OPS]; /* used where there are no more */
   int own_slots[OWN_OPS];
 } messages;
@@ -103,7 +103,9 @@ void gbi_job_p2p_on_failure(gb_job *job) {
   if (p2p) gbi_p2p_on_failure(p2p);
 }
 
-void gbi_job_p2p_stop(gb_job *job) { gbi_p2p_stop(gbi_job_p2p_of(job)); }
+void gbi_job_p2p_stop(gb_job *job) {
+  gbi_p2p_stop(gbi_job_p2p_of(job));
+}
 
 void gbi_job_p2p_free(gb_job *job) {
   gbi_job_p2p *m = job->p2p;
@@ -197,8 +199,7 @@ static gb_status prepare(messages *x, gb_group *group, const gb_p2p_op *ops,
     if (!x->call.ops || !x->slots) {
       free(x->call.ops);
       free(x->slots);
-      return gbi_fail(error, GB_ERR_MEMORY, "no memory for %d messages",
-                      count);
+      return gbi_fail(error, GB_ERR_MEMORY, "no memory for %d messages", count);
     }
   }
   fill_ops(x, ops, count);
@@ -276,8 +277,8 @@ static gb_status call_sync(gb_group *group, const gb_p2p_op *ops, int count,
   GBI_TRY(prepare(&x, group, ops, count, error));
   gb_status status = gbi_p2p_start(x.m->p2p, &x.call, error);
   if (status == GB_OK)
-    status = gbi_p2p_wait(x.m->p2p, &x.call, g->wait_hook, g->wait_hook_arg,
-                          error);
+    status =
+        gbi_p2p_wait(x.m->p2p, &x.call, g->wait_hook, g->wait_hook_arg, error);
   unshow(&x, status == GB_OK);
   if (status == GB_OK && source_p) *source_p = source_of(&x);
   free_ops(&x);
@@ -285,8 +286,11 @@ static gb_status call_sync(gb_group *group, const gb_p2p_op *ops, int count,
 }
 
 gb_status gbi_group_messages(gb_group *group, const gb_p2p_op *ops, int count,
-                             int *source_p, gb_work **work_p,
-                             gb_error *error) {
+                             int *source_p, gb_work **work_p, gb_error *error) {
+  if (gbi_group_params_of(group)->gpu && count)
+    return gbi_fail(error, GB_ERR_UNSUPPORTED,
+                    "messages between single ranks of a job on GPUs are not "
+                    "supported yet. Use all_to_all, or a job on host memory");
   if (work_p) return call_async(group, ops, count, work_p, error);
   return count ? call_sync(group, ops, count, source_p, error) : GB_OK;
 }

@@ -1,6 +1,8 @@
 /* One rank's record: filling it, and its bytes. */
 #include "core/discovery.h"
 #include "base/fault.h"
+#include "ccl/native.h"
+#include "core/agreement.h"
 #include "core/parts.h"
 #include "core/settings.h"
 #include "core/thresholds.h"
@@ -217,11 +219,50 @@ static void fill_vendor(const gb_job_params *params, gbi_record *r,
                 "the installed build has neither CUDA nor ROCm, and "
                 "GPUBRIDGE_CPU_ONLY takes the vendor from the build. "
                 "GPUBRIDGE_VENDOR=nvidia or amd simulates one without");
-  if (!r->simulated)
+  if (!r->simulated && params->device < 0)
     add_problem(r,
-                "no usable GPU: this version of gpubridge drives none. "
-                "GPUBRIDGE_CPU_ONLY=1 runs on CPU with the vendor of the "
-                "build, GPUBRIDGE_VENDOR=nvidia or amd simulates one");
+                "no GPU was named for this rank's job. GPUBRIDGE_CPU_ONLY=1 "
+                "runs on CPU with the vendor of the build, "
+                "GPUBRIDGE_VENDOR=nvidia or amd simulates one");
+}
+
+static void add_fact(gbi_record *r, const char *name, const char *value) {
+  bool told = gbi_record_fact(r, name)[0]; /* by the caller */
+  if (!value[0] || told || r->facts_count >= GBI_FACTS_MAX) return;
+  int at = r->facts_count++;
+  copy(r->facts[at].name, sizeof r->facts[at].name, name);
+  copy(r->facts[at].value, sizeof r->facts[at].value, value);
+}
+
+/* Which GPU this rank would drive, for the others to compare; no context is
+ * made on it yet. */
+static void fill_gpu(const gb_job_params *params, gbi_record *r,
+                     gb_error *own) {
+  gbi_device_facts facts;
+  gb_error error;
+  if (r->simulated || params->device < 0) return;
+  if (!r->vendor[0]) {
+    add_problem(r,
+                "a GPU was named for this rank's job, but not whose it is: "
+                "the installed build has neither CUDA nor ROCm");
+    return;
+  }
+  gbi_vendor vendor = strcmp(r->vendor, "amd") ? GBI_NVIDIA : GBI_AMD;
+  gb_status status = gbi_device_look(vendor, params->device, &facts, &error);
+  if (status == GB_OK && !facts.flags)
+    status = gbi_fail(&error, GB_ERR_UNSUPPORTED,
+                      "GPU %d (%s) cannot wait for memory on a stream, which "
+                      "the bridge needs: its driver is too old",
+                      params->device, facts.name);
+  if (status == GB_OK) status = gbi_native_load(vendor, NULL, NULL, &error);
+  if (status != GB_OK) {
+    add_own(r, &error, own);
+    return;
+  }
+  add_fact(r, "gpu_uuid", facts.uuid);
+  add_fact(r, "gpu_pci", facts.pci);
+  add_fact(r, "gpu_name", facts.name);
+  add_fact(r, "gpu_arch", facts.arch);
 }
 
 static void fill_host(gbi_record *r, gb_error *own) {
@@ -251,8 +292,7 @@ static void fill_bridge(const gb_job_params *params, gbi_record *r,
   read_text("GPUBRIDGE_BRIDGE", &setting);
   const char *name = params->bridge ? params->bridge : setting.text;
   if (!strcmp(name, "multitcp")) name = "tcp"; /* its old name */
-  bool own_part =
-      params->bridge_ops && !strcmp(name, params->bridge_ops->name);
+  bool own_part = params->bridge_ops && !strcmp(name, params->bridge_ops->name);
   if (strcmp(name, "auto") && !gbi_transport_find(name) && !own_part) {
     char known[256];
     gbi_transport_names(known, sizeof known);
@@ -266,14 +306,12 @@ static void fill_bridge(const gb_job_params *params, gbi_record *r,
 
 /* A long text is compared by its beginning and a hash of the whole. */
 static void add_policy_settings(gbi_record *r, const gb_policy_ops *policy) {
-  const char *text = policy->settings && policy->settings[0]
-                         ? policy->settings
-                         : "none";
+  const char *text =
+      policy->settings && policy->settings[0] ? policy->settings : "none";
   if ((size_t)r->settings_count >= GBI_COUNT(r->settings)) return;
   int at = r->settings_count++;
   size_t bytes = sizeof r->settings[at].value;
-  copy(r->settings[at].name, sizeof r->settings[at].name,
-       GBI_POLICY_SETTINGS);
+  copy(r->settings[at].name, sizeof r->settings[at].name, GBI_POLICY_SETTINGS);
   copy(r->settings[at].value, bytes, text);
   if (strlen(text) < bytes) return;
   uint64_t hash = UINT64_C(0xcbf29ce484222325);
@@ -414,6 +452,7 @@ gb_status gbi_record_fill(const gb_job_params *params,
   fill_split_test(record);
   check_interface(record, own);
   fill_facts(params, record, own);
+  fill_gpu(params, record, own);
   for (size_t i = 0; i < params->problems_count; i++)
     add_problem(record, params->problems[i]);
   return GB_OK;

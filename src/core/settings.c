@@ -111,6 +111,14 @@ const gbi_setting gbi_core_settings[] = {
      .max = INT64_C(1) << 60,
      .help = "bytes of the buffers of async collectives that may wait in line; "
              "one alone may have more"},
+    {.name = "GPUBRIDGE_STAGING_BYTES",
+     .default_value = "32M",
+     .kind = GBI_SETTING_SIZE,
+     .min = 64 << 10,
+     .max = INT64_C(1) << 40,
+     .help =
+         "pinned memory that a call on a GPU passes through on its way over "
+         "the bridge; twice as much per group"},
     {.name = "GPUBRIDGE_ALLOW_DEBUG_GLOO",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,

@@ -75,14 +75,23 @@ void gbi_subgroups_free(gb_job *job) {
   }
 }
 
+void gbi_subgroups_wake(gb_job *job) {
+  pthread_mutex_lock(&job->subgroups.lock);
+  if (job->group) gbi_group_wake(job->group);
+  if (job->tuning) gbi_group_wake(job->tuning);
+  for (subgroup *s = job->subgroups.first; s; s = s->next)
+    if (s->group) gbi_group_wake(s->group);
+  pthread_mutex_unlock(&job->subgroups.lock);
+}
+
 bool gbi_subgroup_report(gb_job *job, uint32_t id, gbi_call_state *state) {
   pthread_mutex_lock(&job->subgroups.lock);
   subgroup *s = job->subgroups.first;
   while (s && s->id != id) s = s->next;
-  gb_group *group = s                       ? s->group
-                    : !id                   ? job->group
+  gb_group *group = s                        ? s->group
+                    : !id                    ? job->group
                     : id == GBI_TUNING_GROUP ? job->tuning
-                                            : NULL;
+                                             : NULL;
   bool known = group && gbi_group_report(group, state);
   pthread_mutex_unlock(&job->subgroups.lock);
   return known;
@@ -127,8 +136,8 @@ static gb_status make_name(gb_job *job, subgroup *s, gb_error *error) {
 /* From the name and the members, so that groups of other members may have the
  * same name. Group 0 is the world; the upper half belongs to the library. */
 static uint32_t number_of(const subgroup *s) {
-  uint64_t hash = hash_bytes(hash_ranks(s->ranks, s->count), s->name,
-                             strlen(s->name));
+  uint64_t hash =
+      hash_bytes(hash_ranks(s->ranks, s->count), s->name, strlen(s->name));
   uint32_t number = (uint32_t)(hash ^ hash >> 32) & 0x7fffffff;
   return number ? number : 1;
 }
@@ -207,8 +216,7 @@ static gb_status plan_topology(const gb_job *job, subgroup *s,
     s->who[i] = job->who[s->ranks[i]];
   }
   if (status == GB_OK)
-    status =
-        gbi_topology_plan(texts, texts + n, s->count, &s->topology, error);
+    status = gbi_topology_plan(texts, texts + n, s->count, &s->topology, error);
   free(texts);
   return status;
 }
@@ -262,7 +270,7 @@ static gb_status prepare(gb_job *job, subgroup *s,
                                  job->discovery->links_most);
   GBI_TRY(gbi_discovery_bridge(job->discovery, s->topology, spec->links,
                                s->ranks, &spec->bridge, &why, error));
-  spec->direct = gbi_policy_may_pass(s->topology, spec->bridge);
+  spec->direct = !job->device && gbi_policy_may_pass(s->topology, spec->bridge);
   return GB_OK;
 }
 
@@ -288,9 +296,8 @@ static gb_status open_one(gb_job *job, subgroup *s,
   gbi_writer_init_growing(&nothing);
   gbi_blobs blobs = {0};
   gb_status fit = check_number(job, s, &problem);
-  gb_status status =
-      gbi_connect_exchange(job, &spec, fit == GB_OK ? NULL : &problem, &nothing,
-                           &blobs, error);
+  gb_status status = gbi_connect_exchange(
+      job, &spec, fit == GB_OK ? NULL : &problem, &nothing, &blobs, error);
   gbi_blobs_free(&blobs);
   gbi_writer_fini(&nothing);
   if (status != GB_OK) return status;
@@ -314,8 +321,7 @@ gb_status gbi_subgroup_open(gb_job *job, const int *ranks, int count,
   if (given) memcpy(&params, given, GBI_MIN(given->size, sizeof params));
   GBI_TRY(gbi_group_usable(job->group, error));
   GBI_TRY(check_ranks(job, ranks, count, error));
-  if (params.name &&
-      (!params.name[0] || strlen(params.name) >= NAME_MAX_BYTES))
+  if (params.name && (!params.name[0] || strlen(params.name) >= NAME_MAX_BYTES))
     return gbi_fail(error, GB_ERR_ARGUMENT,
                     "a group's name has 1 to %d bytes, not %zu",
                     NAME_MAX_BYTES - 1, strlen(params.name));

@@ -17,6 +17,8 @@ gb_status gbi_subgroup_open(gb_job *job, const int *ranks, int count,
                             const gb_group_params *params, gb_group **group_p,
                             gb_error *error);
 void gbi_subgroup_close(gb_group *group);
+/* The job has failed: no group's streams wait any longer. Any thread. */
+void gbi_subgroups_wake(gb_job *job);
 /* For other ranks' questions, the world's group (0) included; false when there
  * is no such group. Any thread. */
 bool gbi_subgroup_report(gb_job *job, uint32_t id, gbi_call_state *state);

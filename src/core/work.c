@@ -59,6 +59,10 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   work->works = works;
   work->fork_count = gbi_fork_count();
   work->hook = NULL;
+  memset(&work->turn, 0, sizeof work->turn);
+  work->hosted = false;
+  work->gpu = NULL;
+  work->event = NULL;
 }
 
 gb_work *gbi_works_take(gbi_works *works) {
@@ -88,9 +92,36 @@ gb_work *gbi_work_new(gbi_works *works, const gbi_coll *coll, const void *in,
   return work;
 }
 
+/* What it has failed with so far. */
+static gb_status failure_of(gb_work *work, gb_error *error) {
+  pthread_mutex_lock(&work->works->lock);
+  gb_status status = work->error.status;
+  if (status != GB_OK && error) *error = work->error;
+  pthread_mutex_unlock(&work->works->lock);
+  return status;
+}
+
+/* The thread's stream waits, the host does not. */
+static gb_status wait_on_stream(gb_work *work, gb_error *error) {
+  gbi_device *device = gbi_gpu_device(work->gpu);
+  GBI_TRY(failure_of(work, error));
+  return device->ops->stream_wait(device, gbi_gpu_stream(), work->event, error);
+}
+
+static gb_status test_on_gpu(gb_work *work, int *done_p, gb_error *error) {
+  gbi_device *device = gbi_gpu_device(work->gpu);
+  GBI_TRY(failure_of(work, error));
+  gb_status status = device->ops->event_query(device, work->event, error);
+  *done_p = status == GB_OK;
+  if (status == GB_ERR_BUSY) return GB_OK;
+  /* An opened gate lets garbage through: the failure was told before it. */
+  return status == GB_OK ? failure_of(work, error) : status;
+}
+
 gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
   if (!work) return gbi_fail(error, GB_ERR_ARGUMENT, "the work is NULL");
   if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  if (work->event) return wait_on_stream(work, error);
   uint64_t deadline =
       timeout_ms ? gbi_deadline_after_ms(timeout_ms) : GBI_NEVER;
   gb_status status = GB_OK;
@@ -123,6 +154,7 @@ gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error) {
   if (!work || !done_p)
     return gbi_fail(error, GB_ERR_ARGUMENT, "the work or done_p is NULL");
   if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  if (work->event) return test_on_gpu(work, done_p, error);
   pthread_mutex_lock(&work->works->lock);
   *done_p = work->done;
   gb_status status = GB_OK;
@@ -154,6 +186,7 @@ void gbi_work_release(gb_work *work) {
   if (!work) return;
   if (atomic_fetch_sub(&work->holds, 1) != 1) return;
   gbi_works *works = work->works;
+  if (work->event) gbi_gpu_give_event(work->gpu, work->event);
   free(work->counts);
   pthread_mutex_lock(&works->lock);
   bool keep = works->spares < SPARES_MAX;

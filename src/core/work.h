@@ -4,7 +4,7 @@
 #ifndef GBI_CORE_WORK_H
 #define GBI_CORE_WORK_H
 
-#include "core/engine.h"
+#include "core/gpu.h"
 
 #include <gpubridge/coll.h>
 #include <pthread.h>
@@ -32,20 +32,25 @@ void gbi_works_wait(gbi_works *works, int most_ms);
 struct gb_work {
   atomic_int holds; /* the caller's and the library's */
   gb_work *next;    /* in the queue */
-  gbi_coll coll; /* lengths: a queued work's own, `counts`; else borrowed */
+  gbi_coll coll;    /* lengths: a queued work's own, `counts`; else borrowed */
   uint64_t *counts;
   const void *in;
   void *out;
   double factor;
   uint64_t bytes; /* of its buffers, of a queued work */
-  bool queued; /* async */
+  bool queued;    /* async */
   bool done;
   gb_error error; /* status GB_OK: success */
-  int source; /* of a receive that is done: group rank; else -1 */
+  int source;     /* of a receive that is done: group rank; else -1 */
   uint64_t seq;
   uint64_t deadline_ns;
   gbi_task *task;  /* while it runs */
   int *plan_users; /* while it runs */
+  /* On a GPU: shape NULL in the rest. */
+  gbi_gpu_turn turn;
+  bool hosted;      /* the host has a part in it, which is queued */
+  gbi_gpu *gpu;     /* of the work's event */
+  gbi_event event;  /* the result is in place; NULL: on the caller's stream */
   gbi_works *works; /* held by a queued work */
   unsigned fork_count;
   int (*hook)(void *arg);

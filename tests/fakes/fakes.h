@@ -22,7 +22,7 @@
  *   FAKE_GPU_PROFILE   words: "lazy" (a kernel's first launch waits for the
  *                      device), "blocking" (a launch waits for the operation),
  *                      "alloc-sync" (allocating waits for the device),
- *                      "rocm-ring" (an operation beyond 64 outstanding ones on a
+ *                      "rocm-ring" (an operation beyond 64 outstanding on a
  *                      stream makes the submitter wait; default in hip),
  *                      "rocm-lock" (stream synchronise holds the stream's lock)
  *   FAKE_NCCL_VERSION  what ncclGetVersion says, 22809
@@ -54,7 +54,7 @@ typedef int (*fake_enqueue_fn)(void *stream, const char *what,
                                void (*run)(void *arg), void *arg);
 int fake_gpu_enqueue(void *stream, const char *what, const fake_range *ranges,
                      int ranges_count, void (*run)(void *arg), void *arg);
-/* Memory behind a device (or pinned) address, for code that runs as a kernel. */
+/* Memory behind a device or pinned address, for code that runs as a kernel. */
 void *fake_gpu_open(const void *device_memory);
 
 /* The application's call that the next fake_gpu_enqueue of this thread serves:

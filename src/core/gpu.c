@@ -1,0 +1,588 @@
+#include "core/gpu.h"
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "comm/comm.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+  SHAPES = 64,
+  HALVES = 2,
+  CLOSE_MS = 5000,
+  READY_AT = 0,
+  ARRIVED_AT = 128,
+  BARRIER_BYTES = 64
+};
+
+/* Every wait is for less. */
+#define OPEN_ALL (UINT64_C(1) << 62)
+
+/* One half of the ring and the last call that used it. */
+typedef struct half {
+  uint64_t arrived; /* once the counter is here, the host is through with it */
+  gbi_event returned; /* the last copy from it */
+  bool used;
+} half;
+
+struct gbi_gpu {
+  gbi_gpu_params p;
+  gbi_device *device;
+  const gbi_device_ops *ops;
+  gbi_native *native;          /* NULL: alone in the island */
+  pthread_mutex_t lock;        /* level 8 */
+  pthread_mutex_t events_lock; /* level 9: the spare ones */
+  gbi_stream lanes[GBI_LANES];
+  gbi_event began, ended;
+  void *barrier;                 /* BARRIER_BYTES of device memory */
+  uint8_t *flags, *flags_device; /* pinned: READY_AT, ARRIVED_AT */
+  gbi_gates gates;
+  uint8_t *ring;       /* pinned; NULL until a call needs it */
+  uint64_t ring_bytes; /* of one half */
+  half halves[HALVES];
+  int turn;
+  uint64_t ready, arrived; /* the counters after everything enqueued */
+  uint8_t *scratch;        /* device memory; NULL until a plan asks for it */
+  uint64_t scratch_bytes;
+  gbi_gpu_shape shapes[SHAPES];
+  uint64_t clock;
+  gbi_event *events; /* spare ones, of works */
+  int events_count, events_room;
+  _Atomic bool failed;
+};
+
+static _Thread_local gbi_stream thread_stream;
+
+void gbi_gpu_use_stream(gbi_stream stream) {
+  thread_stream = stream;
+}
+gbi_stream gbi_gpu_stream(void) {
+  return thread_stream;
+}
+
+void gbi_gpu_lock(gbi_gpu *gpu) {
+  pthread_mutex_lock(&gpu->lock);
+}
+void gbi_gpu_unlock(gbi_gpu *gpu) {
+  pthread_mutex_unlock(&gpu->lock);
+}
+const gbi_gates *gbi_gpu_gates(const gbi_gpu *gpu) {
+  return &gpu->gates;
+}
+void *gbi_gpu_barrier(const gbi_gpu *gpu) {
+  return gpu->barrier;
+}
+gbi_device *gbi_gpu_device(const gbi_gpu *gpu) {
+  return gpu->device;
+}
+bool gbi_gpu_has_host(const gbi_gpu_turn *turn) {
+  return turn->shape->staged->host->count > 0;
+}
+
+/* ---- open and close ---- */
+
+static gb_status make_streams(gbi_gpu *gpu, gb_error *error) {
+  gbi_device *d = gpu->device;
+  for (int i = 0; i < GBI_LANES; i++)
+    GBI_TRY(gpu->ops->stream_new(d, &gpu->lanes[i], error));
+  GBI_TRY(gpu->ops->event_new(d, &gpu->began, error));
+  GBI_TRY(gpu->ops->event_new(d, &gpu->ended, error));
+  for (int i = 0; i < HALVES; i++)
+    GBI_TRY(gpu->ops->event_new(d, &gpu->halves[i].returned, error));
+  void *host, *device;
+  GBI_TRY(gpu->ops->memory(d, BARRIER_BYTES, &gpu->barrier, error));
+  GBI_TRY(gpu->ops->pinned(d, 4096, &host, &device, error));
+  gpu->flags = host;
+  gpu->flags_device = device;
+  gpu->gates.ready = (const _Atomic uint64_t *)(void *)(gpu->flags + READY_AT);
+  gpu->gates.arrived = (_Atomic uint64_t *)(void *)(gpu->flags + ARRIVED_AT);
+  return GB_OK;
+}
+
+gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
+                       gb_error *error) {
+  gbi_gpu *gpu = gbi_calloc(1, sizeof *gpu);
+  if (!gpu)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a GPU's group");
+  gpu->p = *params;
+  gpu->device = params->device;
+  gpu->ops = params->device->ops;
+  pthread_mutex_init(&gpu->lock, NULL);
+  pthread_mutex_init(&gpu->events_lock, NULL);
+  gb_status status = make_streams(gpu, error);
+  if (status != GB_OK) {
+    gbi_gpu_close(gpu);
+    return status;
+  }
+  *gpu_p = gpu;
+  return GB_OK;
+}
+
+gb_status gbi_gpu_address(gbi_gpu *gpu, gbi_writer *out, gb_error *error) {
+  if (gpu->p.island_count < 2 || gpu->p.me[GBI_ON_ISLAND]) return GB_OK;
+  uint8_t id[GBI_NATIVE_ID_BYTES];
+  GBI_TRY(gbi_native_id(gpu->ops->vendor, id, error));
+  gbi_put_raw(out, id, sizeof id);
+  return GB_OK;
+}
+
+gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
+                          gb_error *error) {
+  if (gpu->p.island_count < 2) return GB_OK;
+  const uint8_t *id = gbi_get_raw(first, GBI_NATIVE_ID_BYTES);
+  if (!id)
+    return gbi_fail(error, GB_ERR_PROTOCOL,
+                    "the first rank of this island sent a malformed id");
+  return gbi_native_open(gpu->device, id, gpu->p.island_count,
+                         gpu->p.me[GBI_ON_ISLAND], deadline_ns, &gpu->failed,
+                         &gpu->native, error);
+}
+
+void gbi_gpu_fail(gbi_gpu *gpu) {
+  if (atomic_exchange(&gpu->failed, true)) return;
+  if (gpu->flags)
+    atomic_store_explicit(gpu->gates.arrived, OPEN_ALL, memory_order_release);
+  if (gpu->native) gbi_native_abort(gpu->native);
+}
+
+gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error) {
+  return gpu->native ? gbi_native_check(gpu->native, error) : GB_OK;
+}
+
+/* False: not within the time. */
+static bool settle(gbi_gpu *gpu, uint64_t deadline_ns) {
+  for (int i = 0; i < GBI_LANES; i++) {
+    gb_status status;
+    while ((status = gpu->ops->stream_query(gpu->device, gpu->lanes[i],
+                                            NULL)) == GB_ERR_BUSY) {
+      if (gbi_deadline_passed(deadline_ns)) return false;
+      nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+  }
+  return true;
+}
+
+static void free_shape(gbi_gpu *gpu, gbi_gpu_shape *shape) {
+  if (shape->events && shape->staged)
+    for (uint32_t i = 0; i < shape->staged->events; i++)
+      if (shape->events[i]) gpu->ops->event_free(gpu->device, shape->events[i]);
+  free(shape->events);
+  gbi_staged_free(shape->staged);
+  gbi_plan_free(shape->plan);
+  if (shape->coll.counts_count) free((void *)(uintptr_t)shape->coll.counts);
+  memset(shape, 0, sizeof *shape);
+}
+
+static void free_streams(gbi_gpu *gpu) {
+  gbi_device *d = gpu->device;
+  for (int i = 0; i < GBI_LANES; i++)
+    if (gpu->lanes[i]) gpu->ops->stream_free(d, gpu->lanes[i]);
+  if (gpu->began) gpu->ops->event_free(d, gpu->began);
+  if (gpu->ended) gpu->ops->event_free(d, gpu->ended);
+  for (int i = 0; i < HALVES; i++)
+    if (gpu->halves[i].returned)
+      gpu->ops->event_free(d, gpu->halves[i].returned);
+  for (int i = 0; i < gpu->events_count; i++)
+    gpu->ops->event_free(d, gpu->events[i]);
+}
+
+void gbi_gpu_close(gbi_gpu *gpu) {
+  if (!gpu) return;
+  uint64_t deadline = gbi_deadline_after_ms(CLOSE_MS);
+  bool settled = !gpu->lanes[GBI_LANE_IN] || settle(gpu, deadline);
+  if (!settled) gbi_gpu_fail(gpu);
+  if (gpu->native) gbi_native_close(gpu->native, deadline);
+  if (!settled && !settle(gpu, gbi_deadline_after_ms(CLOSE_MS))) {
+    /* Memory that a device may still write is never given back. */
+    GBI_WARN("core", "GPU %d does not come to rest: its group's memory is left",
+             gpu->device->index);
+    return;
+  }
+  for (int i = 0; i < SHAPES; i++) free_shape(gpu, &gpu->shapes[i]);
+  free_streams(gpu);
+  if (gpu->barrier) gpu->ops->free_memory(gpu->device, gpu->barrier);
+  if (gpu->scratch) gpu->ops->free_memory(gpu->device, gpu->scratch);
+  if (gpu->ring) gpu->ops->free_pinned(gpu->device, gpu->ring);
+  if (gpu->flags) gpu->ops->free_pinned(gpu->device, gpu->flags);
+  pthread_mutex_destroy(&gpu->lock);
+  pthread_mutex_destroy(&gpu->events_lock);
+  free(gpu->events);
+  free(gpu);
+}
+
+gb_status gbi_gpu_take_event(gbi_gpu *gpu, gbi_event *event_p,
+                             gb_error *error) {
+  gbi_event event = NULL;
+  pthread_mutex_lock(&gpu->events_lock);
+  if (gpu->events_count) event = gpu->events[--gpu->events_count];
+  pthread_mutex_unlock(&gpu->events_lock);
+  *event_p = event;
+  return event ? GB_OK : gpu->ops->event_new(gpu->device, event_p, error);
+}
+
+/* With the lock held. */
+static bool room_for_event(gbi_gpu *gpu) {
+  if (gpu->events_count < gpu->events_room) return true;
+  int room = gpu->events_room ? gpu->events_room * 2 : 64;
+  gbi_event *events = gbi_realloc(gpu->events, sizeof *events * (size_t)room);
+  if (!events) return false;
+  gpu->events = events;
+  gpu->events_room = room;
+  return true;
+}
+
+void gbi_gpu_give_event(gbi_gpu *gpu, gbi_event event) {
+  pthread_mutex_lock(&gpu->events_lock);
+  bool kept = room_for_event(gpu);
+  if (kept) gpu->events[gpu->events_count++] = event;
+  pthread_mutex_unlock(&gpu->events_lock);
+  if (!kept) gpu->ops->event_free(gpu->device, event);
+}
+
+/* ---- shapes ---- */
+
+/* A smaller ring is better than none; who cannot pin even that has a limit to
+ * raise. Called when no call is in the ring. */
+static gb_status pin_ring(gbi_gpu *gpu, uint64_t least, gb_error *error) {
+  uint64_t bytes = GBI_MAX(gpu->p.ring_bytes, least);
+  void *host, *device;
+  gb_error why;
+  for (;;) {
+    gb_status status =
+        gpu->ops->pinned(gpu->device, HALVES * bytes, &host, &device, &why);
+    if (status == GB_OK) break;
+    if (status != GB_ERR_MEMORY || bytes / 2 < least) {
+      if (error) *error = why;
+      return status;
+    }
+    bytes /= 2;
+  }
+  if (bytes < gpu->p.ring_bytes)
+    GBI_WARN("core",
+             "only %llu of %llu bytes could be pinned on GPU %d: calls take "
+             "turns in them",
+             (unsigned long long)(HALVES * bytes),
+             (unsigned long long)(HALVES * gpu->p.ring_bytes),
+             gpu->device->index);
+  gpu->ring = host;
+  gpu->ring_bytes = bytes;
+  return GB_OK;
+}
+
+/* Nothing is on its way any more, on the streams or the host. */
+static gb_status drain(gbi_gpu *gpu, gb_error *error) {
+  for (int i = 0; i < GBI_LANES; i++)
+    GBI_TRY(gpu->ops->stream_sync(gpu->device, gpu->lanes[i], error));
+  while (atomic_load_explicit(gpu->gates.arrived, memory_order_acquire) <
+         gpu->arrived)
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+  return GB_OK;
+}
+
+/* The first calls of a group, and larger steps than any before. */
+static gb_status need_ring(gbi_gpu *gpu, uint64_t least, gb_error *error) {
+  if (!least || gpu->ring_bytes >= least) return GB_OK;
+  if (gpu->ring) {
+    GBI_TRY(drain(gpu, error));
+    gpu->ops->free_pinned(gpu->device, gpu->ring);
+    gpu->ring = NULL;
+    gpu->ring_bytes = 0;
+    /* They were cut for the other ring. */
+    for (int i = 0; i < SHAPES; i++)
+      if (gpu->shapes[i].staged) free_shape(gpu, &gpu->shapes[i]);
+  }
+  return pin_ring(gpu, least, error);
+}
+
+static gb_status need_scratch(gbi_gpu *gpu, const gbi_plan *plan,
+                              gb_error *error) {
+  if (plan->scratch_bytes <= gpu->scratch_bytes) return GB_OK;
+  if (gpu->scratch) {
+    GBI_TRY(drain(gpu, error));
+    gpu->ops->free_memory(gpu->device, gpu->scratch);
+    gpu->scratch = NULL;
+    gpu->scratch_bytes = 0;
+  }
+  void *memory;
+  GBI_TRY(gpu->ops->memory(gpu->device, plan->scratch_bytes, &memory, error));
+  gpu->scratch = memory;
+  gpu->scratch_bytes = plan->scratch_bytes;
+  return GB_OK;
+}
+
+/* Sums of the island that the library scales: every contribution goes through
+ * it, so nothing is left to do for the host. */
+static bool scaled_natively(const gbi_gpu *gpu, const gbi_coll *coll) {
+  if (coll->redop != GB_AVG && coll->redop != GB_PREMUL_SUM) return false;
+  return gpu->native && gpu->p.least_island > 1 &&
+         gbi_native_reduces(gpu->native, (gb_dtype)coll->dtype,
+                            (gb_redop)coll->redop);
+}
+
+/* Not all ranks' contributions at once, as `flat` does. */
+static bool sums_in_islands(const gbi_plan *plan) {
+  for (uint32_t i = 0; i < plan->count; i++)
+    if (plan->steps[i].resource == GBI_ON_WORLD) return false;
+  return true;
+}
+
+static gb_status check_reduces(const gbi_gpu *gpu, const gbi_plan *plan,
+                               gb_error *error) {
+  for (uint32_t i = 0; i < plan->count; i++) {
+    const gbi_step *s = &plan->steps[i];
+    bool sums = s->verb == GBI_DO_REDUCE || s->verb == GBI_DO_ALL_REDUCE;
+    if (s->resource != GBI_ON_ISLAND || !sums) continue;
+    gb_dtype dtype = gbi_step_dtype(plan, s);
+    gb_redop redop = gbi_comm_redop(plan->coll.redop);
+    if (gbi_native_reduces(gpu->native, dtype, redop)) continue;
+    return gbi_fail(error, GB_ERR_UNSUPPORTED,
+                    "%s of %s cannot be reduced by the %s library of this "
+                    "island. Use another type, or a tensor on the CPU",
+                    gb_redop_name(redop), gb_dtype_name(dtype),
+                    gbi_vendor_name(gpu->ops->vendor));
+  }
+  return GB_OK;
+}
+
+static gb_status make_events(gbi_gpu *gpu, gbi_gpu_shape *shape,
+                             gb_error *error) {
+  uint32_t count = shape->staged->events;
+  shape->events = gbi_calloc(count + 1, sizeof *shape->events);
+  if (!shape->events)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for events");
+  for (uint32_t i = 0; i < count; i++)
+    GBI_TRY(gpu->ops->event_new(gpu->device, &shape->events[i], error));
+  return GB_OK;
+}
+
+static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
+                            const gbi_policy_env *env, const gbi_coll *coll,
+                            gbi_gpu_shape *shape, gb_error *error) {
+  gbi_coll planned = *coll;
+  if (scaled_natively(gpu, coll)) planned.redop = GB_SUM;
+  shape->coll = *coll;
+  shape->coll.counts = gbi_coll_copy_counts(coll);
+  if (coll->counts_count && !shape->coll.counts)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call's lengths");
+  GBI_TRY(gbi_policy_plan(policy, env, &planned, &shape->plan, error));
+  if (planned.redop != coll->redop && !sums_in_islands(shape->plan)) {
+    gbi_plan_free(shape->plan);
+    shape->plan = NULL;
+    GBI_TRY(gbi_policy_plan(policy, env, coll, &shape->plan, error));
+  }
+  GBI_TRY(check_reduces(gpu, shape->plan, error));
+  uint64_t least = gbi_stage_ring_least(shape->plan, gpu->p.me, gpu->p.world);
+  GBI_TRY(need_ring(gpu, least, error));
+  GBI_TRY(need_scratch(gpu, shape->plan, error));
+  GBI_TRY(gbi_stage(shape->plan, gpu->p.me, gpu->p.world, gpu->ring_bytes,
+                    &shape->staged, error));
+  return make_events(gpu, shape, error);
+}
+
+static gb_status find_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
+                            const gbi_policy_env *env, const gbi_coll *coll,
+                            gbi_gpu_shape **shape_p, gb_error *error) {
+  gbi_gpu_shape *oldest = NULL;
+  for (int i = 0; i < SHAPES; i++) {
+    gbi_gpu_shape *shape = &gpu->shapes[i];
+    if (shape->plan && gbi_coll_equal(&shape->coll, coll)) {
+      shape->used = ++gpu->clock;
+      *shape_p = shape;
+      return GB_OK;
+    }
+    if (!atomic_load(&shape->users) && (!oldest || shape->used < oldest->used))
+      oldest = shape;
+  }
+  if (!oldest)
+    return gbi_fail(error, GB_ERR_BUSY,
+                    "calls of %d different shapes are on their way, as many "
+                    "as there may be. Wait for one of them and call again",
+                    SHAPES);
+  free_shape(gpu, oldest);
+  gb_status status = fill_shape(gpu, policy, env, coll, oldest, error);
+  if (status != GB_OK) {
+    free_shape(gpu, oldest);
+    return status;
+  }
+  oldest->used = ++gpu->clock;
+  *shape_p = oldest;
+  return GB_OK;
+}
+
+/* ---- calls ---- */
+
+static gb_status check_memory(gbi_gpu *gpu, const void *memory,
+                              gb_error *error) {
+  gbi_memory_facts facts;
+  if (!memory) return GB_OK;
+  GBI_TRY(gpu->ops->memory_facts(gpu->device, memory, &facts, error));
+  if (facts.kind == GBI_MEMORY_DEVICE && facts.device == gpu->device->index)
+    return GB_OK;
+  if (facts.kind == GBI_MEMORY_DEVICE)
+    return gbi_fail(error, GB_ERR_ARGUMENT,
+                    "the memory is on GPU %d, but this rank's job is on GPU "
+                    "%d. Move it there first",
+                    facts.device, gpu->device->index);
+  return gbi_fail(error, GB_ERR_ARGUMENT,
+                  "the memory is on the host, but this rank's job is on GPU "
+                  "%d. Move it there first",
+                  gpu->device->index);
+}
+
+gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
+                          const gbi_policy_env *env, const gbi_coll *coll,
+                          const void *in, const void *out, gbi_gpu_turn *turn,
+                          gb_error *error) {
+  GBI_TRY(check_memory(gpu, in, error));
+  if (out != in) GBI_TRY(check_memory(gpu, out, error));
+  GBI_TRY(find_shape(gpu, policy, env, coll, &turn->shape, error));
+  turn->ready = gpu->ready;
+  turn->arrived = gpu->arrived;
+  turn->staging =
+      gpu->ring ? gpu->ring + (uint64_t)gpu->turn * gpu->ring_bytes : NULL;
+  return GB_OK;
+}
+
+/* What enqueuing needs to hand. */
+typedef struct issue {
+  gbi_gpu *gpu;
+  const gbi_gpu_turn *turn;
+  const void *in;
+  void *out;
+  double factor;
+  gb_error *error;
+} issue;
+
+static void *place_of(const issue *c, gbi_ref ref, uint64_t element) {
+  if (ref.place == GBI_SCRATCH) return c->gpu->scratch + ref.offset;
+  const void *base = ref.place == GBI_IN ? c->in : c->out;
+  return (uint8_t *)(uintptr_t)base + ref.offset * element;
+}
+
+static gb_status transfer(const issue *c, const gbi_step *s, const void *src,
+                          void *dst, gb_dtype dtype) {
+  gbi_native *native = c->gpu->native;
+  gbi_stream stream = c->gpu->lanes[GBI_LANE_MAIN];
+  int me = c->gpu->p.me[GBI_ON_ISLAND];
+  if (s->root == me)
+    return gbi_native_send(native, src, s->count, dtype, s->peer, stream,
+                           c->error);
+  if (s->peer == me)
+    return gbi_native_recv(native, dst, s->count, dtype, s->root, stream,
+                           c->error);
+  return GB_OK;
+}
+
+static gb_status run_step(const issue *c, const gbi_step *s) {
+  gbi_gpu *gpu = c->gpu;
+  const gbi_gpu_shape *shape = c->turn->shape;
+  const gbi_plan *plan = shape->plan;
+  gbi_stream stream = gpu->lanes[GBI_LANE_MAIN];
+  gb_dtype dtype = gbi_step_dtype(plan, s);
+  size_t element = gb_dtype_bytes(dtype);
+  const void *src = place_of(c, s->src, element);
+  void *dst = place_of(c, s->dst, element);
+  bool scaled = shape->coll.redop != plan->coll.redop;
+  gb_redop redop =
+      scaled ? (gb_redop)shape->coll.redop : gbi_comm_redop(plan->coll.redop);
+  if (!s->count) return GB_OK;
+  switch (s->verb) {
+    case GBI_DO_REDUCE:
+      return gbi_native_reduce(gpu->native, src, dst, s->count, dtype, redop,
+                               c->factor, gpu->p.world, s->root, stream,
+                               c->error);
+    case GBI_DO_ALL_REDUCE:
+      return gbi_native_all_reduce(gpu->native, src, dst, s->count, dtype,
+                                   redop, c->factor, gpu->p.world, stream,
+                                   c->error);
+    case GBI_DO_BROADCAST:
+      if (s->root == gpu->p.me[GBI_ON_ISLAND]) dst = (void *)(uintptr_t)src;
+      return gbi_native_broadcast(gpu->native, src, dst, s->count, dtype,
+                                  s->root, stream, c->error);
+    case GBI_DO_TRANSFER: return transfer(c, s, src, dst, dtype);
+    default:
+      if (src == dst) return GB_OK;
+      return gpu->ops->copy(gpu->device, dst, src, s->count * element, stream,
+                            c->error);
+  }
+}
+
+static gb_status run_op(const issue *c, const gbi_stage_op *op) {
+  gbi_gpu *gpu = c->gpu;
+  const gbi_device_ops *ops = gpu->ops;
+  gbi_device *d = gpu->device;
+  gbi_stream lane = gpu->lanes[op->lane];
+  uint8_t *ring = c->turn->staging;
+  const gbi_gpu_shape *shape = c->turn->shape;
+  switch (op->verb) {
+    case GBI_STAGE_STEP: return run_step(c, &shape->plan->steps[op->number]);
+    case GBI_STAGE_RECORD:
+      return ops->event_record(d, shape->events[op->number], lane, c->error);
+    case GBI_STAGE_WAIT:
+      return ops->stream_wait(d, lane, shape->events[op->number], c->error);
+    case GBI_STAGE_OUT:
+      return ops->copy_out(d, ring + op->at, place_of(c, op->ref, 1), op->bytes,
+                           lane, c->error);
+    case GBI_STAGE_READY:
+      return ops->set_flag(d, gpu->flags_device + READY_AT,
+                           c->turn->ready + op->number, lane, c->error);
+    case GBI_STAGE_ARRIVED:
+      return ops->wait_flag(d, gpu->flags_device + ARRIVED_AT,
+                            c->turn->arrived + op->number, lane, c->error);
+    default:
+      return ops->copy_in(d, place_of(c, op->ref, 1), ring + op->at, op->bytes,
+                          lane, c->error);
+  }
+}
+
+/* The lanes start behind the caller's stream, OUT also behind the call before
+ * last, whose half of the ring this one takes. */
+static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
+  gbi_gpu *gpu = c->gpu;
+  const gbi_device_ops *ops = gpu->ops;
+  gbi_device *d = gpu->device;
+  half *h = &gpu->halves[gpu->turn];
+  GBI_TRY(ops->event_record(d, gpu->began, stream, c->error));
+  int lanes = hosted ? GBI_LANES : 1;
+  for (int i = 0; i < lanes; i++)
+    GBI_TRY(ops->stream_wait(d, gpu->lanes[i], gpu->began, c->error));
+  if (!hosted || !h->used) return GB_OK;
+  GBI_TRY(ops->stream_wait(d, gpu->lanes[GBI_LANE_OUT], h->returned, c->error));
+  return ops->wait_flag(d, gpu->flags_device + ARRIVED_AT, h->arrived,
+                        gpu->lanes[GBI_LANE_OUT], c->error);
+}
+
+static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
+                     bool hosted) {
+  gbi_gpu *gpu = c->gpu;
+  const gbi_device_ops *ops = gpu->ops;
+  gbi_device *d = gpu->device;
+  const gbi_staged *staged = c->turn->shape->staged;
+  gbi_event event = done ? done : gpu->ended;
+  GBI_TRY(ops->event_record(d, event, gpu->lanes[GBI_LANE_MAIN], c->error));
+  if (!done) GBI_TRY(ops->stream_wait(d, stream, event, c->error));
+  if (!hosted) return GB_OK;
+  half *h = &gpu->halves[gpu->turn];
+  GBI_TRY(ops->event_record(d, h->returned, gpu->lanes[GBI_LANE_IN], c->error));
+  gpu->ready += staged->readies;
+  gpu->arrived += staged->releases;
+  h->arrived = gpu->arrived;
+  h->used = true;
+  gpu->turn = (gpu->turn + 1) % HALVES;
+  return GB_OK;
+}
+
+gb_status gbi_gpu_enqueue(gbi_gpu *gpu, const gbi_gpu_turn *turn,
+                          const void *in, void *out, double factor,
+                          gbi_stream stream, gbi_event done, gb_error *error) {
+  const gbi_staged *staged = turn->shape->staged;
+  bool hosted = gbi_gpu_has_host(turn);
+  issue c = {gpu, turn, in, out, factor, error};
+  GBI_TRY(begin(&c, stream, hosted));
+  for (uint32_t i = 0; i < staged->ops_count; i++)
+    GBI_TRY(run_op(&c, &staged->ops[i]));
+  return end(&c, stream, done, hosted);
+}

@@ -1,0 +1,95 @@
+/* core/gpu: a group's half on one GPU: streams, pinned ring, the island's
+ * native communicator, and what a call enqueues on them.
+ *
+ * A call is enqueued as a whole on the issuing thread: nothing there waits for
+ * a peer or for the device, and nothing is allocated once its shape was seen.
+ * The host's part of it (core/stage.h) then runs on the group's worker, which
+ * never calls the vendor's runtime. Two calls share the ring, in turn; a third
+ * waits for the first on the streams, not on the host.
+ *
+ * Calls: one at a time (gbi_gpu_lock), except for gbi_gpu_fail. */
+#ifndef GBI_CORE_GPU_H
+#define GBI_CORE_GPU_H
+
+#include "ccl/native.h"
+#include "core/engine.h"
+#include "core/stage.h"
+#include "device/device.h"
+#include "policy/policy.h"
+
+#include <stdatomic.h>
+
+typedef struct gbi_gpu gbi_gpu;
+
+typedef struct gbi_gpu_params {
+  gbi_device *device;                  /* borrowed for its life */
+  int island_count, me[GBI_RESOURCES]; /* member indices, -1: none */
+  int world;
+  int least_island;       /* ranks of the smallest island of the group */
+  uint64_t ring_bytes;
+} gbi_gpu_params;
+
+gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
+                       gb_error *error);
+/* The island's first member writes what all connect with; others nothing. */
+gb_status gbi_gpu_address(gbi_gpu *gpu, gbi_writer *out, gb_error *error);
+/* Blocks until the island is there. */
+gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
+                          gb_error *error);
+
+/* A call's shape, ready to be enqueued again and again. */
+typedef struct gbi_gpu_shape {
+  gbi_coll coll;  /* as called */
+  gbi_plan *plan; /* NULL: free */
+  gbi_staged *staged;
+  gbi_event *events;
+  uint64_t used;
+  _Atomic int users; /* works that the worker has not ended */
+} gbi_gpu_shape;
+
+/* One call of a shape, between gbi_gpu_prepare and its end on the host. */
+typedef struct gbi_gpu_turn {
+  gbi_gpu_shape *shape;
+  uint64_t ready, arrived; /* the counters before it */
+  void *staging;
+} gbi_gpu_turn;
+
+void gbi_gpu_lock(gbi_gpu *gpu);
+void gbi_gpu_unlock(gbi_gpu *gpu);
+/* Finds or makes the call's shape. ARGUMENT for memory that is not this GPU's;
+ * UNSUPPORTED for what the vendor's library cannot reduce. */
+gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
+                          const gbi_policy_env *env, const gbi_coll *coll,
+                          const void *in, const void *out, gbi_gpu_turn *turn,
+                          gb_error *error);
+/* Whether the host has a part in it: then it must be on the worker's queue
+ * before gbi_gpu_enqueue. */
+bool gbi_gpu_has_host(const gbi_gpu_turn *turn);
+/* After what is on `stream` now. `done` (may be NULL): recorded when the result
+ * is in place; NULL: `stream` itself waits for it. A failure is final. */
+gb_status gbi_gpu_enqueue(gbi_gpu *gpu, const gbi_gpu_turn *turn,
+                          const void *in, void *out, double factor,
+                          gbi_stream stream, gbi_event done, gb_error *error);
+const gbi_gates *gbi_gpu_gates(const gbi_gpu *gpu);
+gbi_device *gbi_gpu_device(const gbi_gpu *gpu);
+/* Device memory that barriers send around, 64 bytes. */
+void *gbi_gpu_barrier(const gbi_gpu *gpu);
+
+/* Events of works: taken and given back; no allocation once warm. Any
+ * thread. */
+gb_status gbi_gpu_take_event(gbi_gpu *gpu, gbi_event *event_p, gb_error *error);
+void gbi_gpu_give_event(gbi_gpu *gpu, gbi_event event);
+
+/* The group has failed, and everybody can see why: what waits on the streams
+ * goes on, the native communicator is aborted. Any thread, at once. */
+void gbi_gpu_fail(gbi_gpu *gpu);
+/* What the native library says, from time to time. Any thread. */
+gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error);
+/* Waits for the streams, 5 s at most; then aborts. */
+void gbi_gpu_close(gbi_gpu *gpu);
+
+/* The stream that the calling thread's next calls are ordered on. */
+void gbi_gpu_use_stream(gbi_stream stream);
+gbi_stream gbi_gpu_stream(void);
+
+#endif
