@@ -18,6 +18,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const char *const files[GBI_VENDORS] = {FAKES "/cuda/libcuda.so.1",
@@ -232,6 +233,38 @@ GB_TEST(cuda, no_device_is_no_error) {
   setenv("FAKE_GPU_FAIL", "cuInit:1:100", 1);
   OK(gbi_device_count(GBI_NVIDIA, &count, NULL, &error));
   GB_CHECK_INT(count, 0);
+}
+
+/* Stand-ins of tests/device with all functions but one, and of an old age. */
+GB_TEST(cuda, lacks_a_function) {
+  int count;
+  setenv("GPUBRIDGE_CUDA_LIB", FINDING "/old/libcuda.so.2", 1);
+  GB_CHECK_INT(gbi_device_count(GBI_NVIDIA, &count, NULL, &error),
+               GB_ERR_UNSUPPORTED);
+  GB_CHECK_TEXT(error.text, "/old/libcuda.so.2 does not have cuEventQuery");
+}
+GB_TEST(hip, is_too_old) {
+  int count;
+  setenv("GPUBRIDGE_HIP_LIB", FINDING "/old/libamdhip64.so.2", 1);
+  GB_CHECK_INT(gbi_device_count(GBI_AMD, &count, NULL, &error),
+               GB_ERR_UNSUPPORTED);
+  GB_CHECK_TEXT(error.text, "/old/libamdhip64.so.2 is of version 5.7");
+  GB_CHECK_TEXT(error.text, "ROCm 6.0");
+}
+
+/* CUDA does not survive a fork; the child is told. */
+GB_TEST(cuda, in_a_forked_child) {
+  int count = 0, status = 0;
+  use_fake(GBI_NVIDIA);
+  OK(gbi_device_count(GBI_NVIDIA, &count, NULL, &error));
+  pid_t child = fork();
+  GB_CHECK(child >= 0);
+  if (!child) {
+    gb_status got = gbi_device_count(GBI_NVIDIA, &count, NULL, &error);
+    _exit(got == GB_ERR_STATE && strstr(error.text, "forked") ? 0 : 1);
+  }
+  GB_CHECK_INT(waitpid(child, &status, 0), child);
+  GB_CHECK_INT(status, 0);
 }
 
 /* One HIP runtime a process: RCCL's, whatever else could be found. */
@@ -733,6 +766,22 @@ BOTH(sees_a_capture) {
   OK(d->ops->stream_captures(d, stream, &captures, &error));
   GB_CHECK(!captures);
   d->ops->stream_free(d, stream);
+  d->ops->close(d);
+}
+
+/* A GPU whose streams cannot wait: known from its facts, refused in words. */
+BOTH(without_flags) {
+  setenv("FAKE_GPU_FAIL",
+         vendor == GBI_NVIDIA ? "cuDeviceGetAttribute:3:801"
+                              : "hipDeviceGetAttribute:1:801",
+         1);
+  gbi_device *d = open_device(vendor, 0);
+  GB_CHECK(!d->facts.flags);
+  GB_CHECK_INT(d->ops->wait_flag(d, &error, 1, NULL, &error),
+               GB_ERR_UNSUPPORTED);
+  GB_CHECK_TEXT(error.text, "GPU 0");
+  GB_CHECK_INT(d->ops->set_flag(d, &error, 1, NULL, &error),
+               GB_ERR_UNSUPPORTED);
   d->ops->close(d);
 }
 
