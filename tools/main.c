@@ -13,6 +13,7 @@ static const struct {
     {"tune", tool_tune, "measure the policies, write a thresholds file"},
     {"simulate", tool_simulate, "predict times on hosts that are not here"},
     {"probe", tool_probe, "show what this machine has"},
+    {"doctor", tool_doctor, "say what GPU jobs need and have here"},
     {"config", tool_config, "show every setting and its value in force"},
 };
 

@@ -1,7 +1,7 @@
 /* tools: the gpubridge command, one file per subcommand.
  *
- * Uses the public API only, but for simulate.c and tune.c (the chooser). The
- * only place that prints.
+ * Uses the public API only, but for simulate.c, tune.c (the chooser) and
+ * doctor.c (the devices). The only place that prints.
  * Exit codes: 0 success, 1 the job or check failed, 2 wrong usage. */
 #ifndef GB_TOOL_H
 #define GB_TOOL_H
@@ -16,6 +16,7 @@ int tool_check(int argc, char **argv);
 int tool_tune(int argc, char **argv);
 int tool_simulate(int argc, char **argv);
 int tool_probe(int argc, char **argv);
+int tool_doctor(int argc, char **argv);
 int tool_config(int argc, char **argv);
 
 /* One rank of a local launch. */

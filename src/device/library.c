@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -88,6 +89,9 @@ const gbi_library_wanted gbi_library_hiprtc = {
                                    NULL},
     .packages = (const char *const[]){"torch/lib", "_rocm_sdk_core/lib", NULL},
 };
+
+/* Looking whether a library is loaded and loading it are one step. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const char *base_name(const char *path) {
   const char *slash = strrchr(path, '/');
@@ -190,16 +194,24 @@ static void *loaded_by_symbol(const gbi_library_wanted *wanted,
   return handle;
 }
 
-bool gbi_library_loaded(const gbi_library_wanted *wanted, void **handle_p,
-                        const char **path_p) {
+static void *find_loaded(const gbi_library_wanted *wanted) {
   objects all;
   list_objects(&all);
   void *handle = loaded_by_name(wanted, &all);
   if (!handle) handle = loaded_by_symbol(wanted, &all);
   free_objects(&all);
+  return handle;
+}
+
+bool gbi_library_loaded(const gbi_library_wanted *wanted, void **handle_p,
+                        const char **path_p) {
+  pthread_mutex_lock(&lock);
+  void *handle = find_loaded(wanted);
+  const char *path = handle ? path_of(handle) : NULL;
+  pthread_mutex_unlock(&lock);
   if (!handle) return false;
   *handle_p = handle;
-  if (path_p) *path_p = path_of(handle);
+  if (path_p) *path_p = path;
   return true;
 }
 
@@ -313,18 +325,27 @@ static gb_status open_setting(const gbi_library_wanted *wanted, void **handle_p,
                   why ? why : "no reason given", wanted->setting);
 }
 
+static gb_status open_locked(const gbi_library_wanted *wanted, void **handle_p,
+                             gb_error *error) {
+  attempts tried = {0};
+  *handle_p = NULL;
+  GBI_TRY(open_setting(wanted, handle_p, error));
+  if (!*handle_p) *handle_p = find_loaded(wanted);
+  if (!*handle_p) *handle_p = open_package(wanted, &tried);
+  if (!*handle_p) *handle_p = open_by_name(wanted, &tried);
+  return *handle_p ? GB_OK : not_found(wanted, &tried, error);
+}
+
 gb_status gbi_library_open(const gbi_library_wanted *wanted, void **handle_p,
                            const char **path_p, gb_error *error) {
-  void *handle = NULL;
-  GBI_TRY(open_setting(wanted, &handle, error));
-  attempts tried = {0};
-  if (!handle && !gbi_library_loaded(wanted, &handle, NULL)) {
-    handle = open_package(wanted, &tried);
-    if (!handle) handle = open_by_name(wanted, &tried);
-    if (!handle) return not_found(wanted, &tried, error);
-  }
+  void *handle;
+  pthread_mutex_lock(&lock);
+  gb_status status = open_locked(wanted, &handle, error);
+  const char *path = status == GB_OK ? path_of(handle) : NULL;
+  pthread_mutex_unlock(&lock);
+  if (status != GB_OK) return status;
   *handle_p = handle;
-  if (path_p) *path_p = path_of(handle);
+  if (path_p) *path_p = path;
   return GB_OK;
 }
 

@@ -32,7 +32,7 @@ def test_version_and_usage():
     assert tool("version").stdout == "gpubridge 0.1.0\n"
     assert tool().returncode == 2
     assert tool("fly").returncode == 2
-    for command in ("run", "check", "tune", "simulate", "probe", "config"):
+    for command in ("run", "check", "tune", "simulate", "probe", "doctor", "config"):
         done = tool(command, "--help")
         assert done.returncode == 0 and "usage" in done.stdout
         assert tool(command, "--no-such-option").returncode == 2

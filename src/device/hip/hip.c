@@ -105,30 +105,30 @@ static bool is_set(const char *name) {
 
 /* What a user names; RCCL's, or one that is loaded without an RCCL; then what
  * can be found: RCCL's again before one of its own. */
-static gb_status find_runtime(void **handle_p, gb_error *error) {
+static gb_status find_runtime(void **handle_p, const char **path_p,
+                              gb_error *error) {
   if (is_set(gbi_library_hip.setting))
-    return gbi_library_open(&gbi_library_hip, handle_p, NULL, error);
+    return gbi_library_open(&gbi_library_hip, handle_p, path_p, error);
   if (is_set(gbi_library_rccl.setting)) {
-    GBI_TRY(gbi_library_open(&gbi_library_rccl, handle_p, NULL, error));
+    GBI_TRY(gbi_library_open(&gbi_library_rccl, handle_p, path_p, error));
     if (has_hip(*handle_p)) return GB_OK;
   }
-  if (gbi_library_loaded(&gbi_library_rccl, handle_p, NULL) &&
+  if (gbi_library_loaded(&gbi_library_rccl, handle_p, path_p) &&
       has_hip(*handle_p))
     return GB_OK;
-  if (gbi_library_loaded(&gbi_library_hip, handle_p, NULL)) return GB_OK;
-  if (gbi_library_open(&gbi_library_rccl, handle_p, NULL, NULL) == GB_OK &&
+  if (gbi_library_loaded(&gbi_library_hip, handle_p, path_p)) return GB_OK;
+  if (gbi_library_open(&gbi_library_rccl, handle_p, path_p, NULL) == GB_OK &&
       has_hip(*handle_p))
     return GB_OK;
-  return gbi_library_open(&gbi_library_hip, handle_p, NULL, error);
+  return gbi_library_open(&gbi_library_hip, handle_p, path_p, error);
 }
 
 /* The file that the functions are in, not the one they were looked up through.
  * The loader keeps the text. */
-static const char *runtime_path(void *handle) {
+static const char *runtime_path(void *handle, const char *opened) {
   Dl_info info;
   void *at = dlsym(handle, "hipGetDeviceCount");
-  bool known = at && dladdr(at, &info) && info.dli_fname;
-  return known ? info.dli_fname : "the HIP runtime";
+  return at && dladdr(at, &info) && info.dli_fname ? info.dli_fname : opened;
 }
 
 static gb_status bind_runtime(void *handle, gb_error *error) {
@@ -147,8 +147,9 @@ static gb_status start_locked(gb_error *error) {
   void *handle;
   int version = 0;
   if (runtime.ready) return GB_OK;
-  GBI_TRY(find_runtime(&handle, error));
-  runtime.path = runtime_path(handle);
+  const char *opened;
+  GBI_TRY(find_runtime(&handle, &opened, error));
+  runtime.path = runtime_path(handle, opened);
   GBI_TRY(bind_runtime(handle, error));
   if (worked(api.hipDriverGetVersion(&version)) && version < OLDEST)
     return gbi_fail(error, GB_ERR_UNSUPPORTED,
