@@ -31,6 +31,8 @@
  *   The host knows of what it synchronised with or queried successfully, and of
  *   every write-value to host-visible memory that has ended (it may have looked
  *   at the flag; the fake cannot see a plain load, so it assumes so).
+ *   (A wait takes what the host knew before the first moment at which its flag
+ *   was seen to be up; all waits are looked at whenever the host learns.)
  *   When an operation begins, its ranges are compared with those of the others:
  *   a read and a write, or two writes, that touch the same bytes without an
  *   edge are a failed check, whichever of the two ran first.
@@ -138,7 +140,12 @@ typedef enum fake_kind {
   FAKE_NOTHING
 } fake_kind;
 
-typedef enum fake_compare { FAKE_GEQ, FAKE_EQ, FAKE_AND, FAKE_NOR } fake_compare;
+typedef enum fake_compare {
+  FAKE_GEQ,
+  FAKE_EQ,
+  FAKE_AND,
+  FAKE_NOR
+} fake_compare;
 
 typedef struct fake_flag_op {
   void *word; /* the engine's view */
@@ -148,6 +155,8 @@ typedef struct fake_flag_op {
   fake_compare compare;
   bool cyclic; /* CUDA: signed distance; HIP: unsigned */
   bool host_visible;
+  fake_clock *passed;         /* taken when it was first seen satisfied */
+  struct fake_op *next, **at; /* among the waits that have not passed */
 } fake_flag_op;
 
 typedef struct fake_need {
@@ -178,7 +187,7 @@ typedef struct fake_op {
   fake_flag_op flag;
   void (*run)(void *arg);
   void *arg;
-  void (*drop)(void *arg); /* frees arg with the operation */
+  void (*drop)(void *arg);            /* frees arg with the operation */
   void *(*copy_arg)(const void *arg); /* for replays; NULL: arg itself */
 } fake_op;
 
@@ -268,7 +277,7 @@ extern fake_gpu gpu;
 
 /* gpu.c: life */
 void fake_start(void);
-fake_device *fake_device_at(int device); /* NULL: no such */
+fake_device *fake_device_at(int device);      /* NULL: no such */
 uint64_t fake_random(uint64_t a, uint64_t b); /* of the seed and both */
 void fake_lock(void);
 void fake_unlock(void);
@@ -328,6 +337,9 @@ void fake_line_free_locked(int line, uint64_t last);
 fake_clock *fake_clock_copy(const fake_clock *clock); /* NULL of NULL */
 /* The operation begins: its edges, its ranges, its poison. */
 void fake_begin_locked(fake_op *op);
+/* Waits are known from their enqueueing until they pass or are freed. */
+void fake_flag_waits_locked(fake_op *op);
+void fake_flag_forgets_locked(fake_op *op);
 /* A wait has seen `value`; a write is about to be visible. The store must come
  * under the same hold of the lock: whoever sees it finds its clock. */
 void fake_flag_passed_locked(fake_op *op, uint64_t value);
@@ -369,6 +381,8 @@ fake_result fake_stream_wait(int device, void *stream, void *event);
 
 /* gpu_execute.c: an operation's work, on a queue's thread and unlocked. */
 void fake_execute(fake_op *op);
+/* Whether a wait would pass having seen this. */
+bool fake_flag_satisfied(const fake_flag_op *flag, uint64_t seen);
 
 /* gpu_work.c: what streams do */
 typedef struct fake_value {
@@ -395,7 +409,7 @@ typedef struct fake_launch {
   void *const *params; /* copies of what was launched with */
 } fake_launch;
 typedef struct fake_kernel {
-  const char *name; /* lives on */
+  const char *name;                       /* lives on */
   void (*run)(const fake_launch *launch); /* memory through fake_gpu_open */
   int params_count;
   const size_t *params_bytes;

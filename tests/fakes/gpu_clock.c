@@ -19,6 +19,7 @@ static uint64_t line_last[FAKE_LINES];
 static bool line_used[FAKE_LINES];
 static int lines; /* ever used: clocks are zero beyond */
 static flag *flags[BUCKETS];
+static fake_op *waits; /* enqueued and not passed */
 
 /* A line that was used before goes on counting: the operations of the stream
  * that had it count as the new one's earlier ones. */
@@ -53,21 +54,6 @@ fake_clock *fake_clock_copy(const fake_clock *clock) {
   return copy;
 }
 
-fake_clock *fake_host_knows_locked(void) {
-  return gpu.set.checks ? fake_clock_copy(&host) : NULL;
-}
-
-void fake_host_learns_locked(const fake_clock *clock) {
-  fake_clock_join(&host, clock);
-}
-
-void fake_host_learns_stream_locked(const fake_stream *stream) {
-  if (!stream->clock) return;
-  fake_clock known = *stream->clock;
-  known.at[stream->line] = stream->completed;
-  fake_clock_join(&host, &known);
-}
-
 static flag **flag_at(uintptr_t address) {
   flag **at = &flags[(address >> 3) * 0x9e3779b1u % BUCKETS];
   while (*at && (*at)->address != address) at = &(*at)->next;
@@ -88,17 +74,87 @@ void fake_flags_forget_locked(uintptr_t begin, size_t bytes) {
   }
 }
 
+fake_clock *fake_host_knows_locked(void) {
+  return gpu.set.checks ? fake_clock_copy(&host) : NULL;
+}
+
 /* A value above the last one that a GPU wrote must be the host's. */
+static const fake_clock *clock_behind(const fake_flag_op *op, uint64_t value) {
+  const flag *f = *flag_at((uintptr_t)op->address);
+  return f && value <= f->value ? &f->clock : &host;
+}
+
+/* Not an acquire: the thread that looks here has not seen the flag. */
+static uint64_t peek(const fake_flag_op *op) {
+  if (op->bytes == 4)
+    return __atomic_load_n((const uint32_t *)op->word, __ATOMIC_RELAXED);
+  return __atomic_load_n((const uint64_t *)op->word, __ATOMIC_RELAXED);
+}
+
+static void look_at_wait(fake_op *op, uint64_t seen) {
+  if (!fake_flag_satisfied(&op->flag, seen)) {
+    free(op->flag.passed);
+    op->flag.passed = NULL;
+  } else if (!op->flag.passed) {
+    op->flag.passed = fake_clock_copy(clock_behind(&op->flag, seen));
+  }
+}
+
+/* Before the host learns more: a flag that is up by now was raised by a host
+ * that knew no more than this. */
+static void look_at_waits(void) {
+  for (fake_op *op = waits; op; op = op->flag.next)
+    look_at_wait(op, peek(&op->flag));
+}
+
+void fake_flag_waits_locked(fake_op *op) {
+  if (!gpu.set.checks) return;
+  op->flag.next = waits;
+  op->flag.at = &waits;
+  if (waits) waits->flag.at = &op->flag.next;
+  waits = op;
+}
+
+void fake_flag_forgets_locked(fake_op *op) {
+  free(op->flag.passed);
+  op->flag.passed = NULL;
+  if (!op->flag.at) return;
+  *op->flag.at = op->flag.next;
+  if (op->flag.next) op->flag.next->flag.at = op->flag.at;
+  op->flag.at = NULL;
+}
+
+static void learn(const fake_clock *clock) {
+  bool news = false;
+  for (int i = 0; i < lines && !news; i++) news = clock->at[i] > host.at[i];
+  if (!news) return;
+  look_at_waits();
+  fake_clock_join(&host, clock);
+}
+
+void fake_host_learns_locked(const fake_clock *clock) {
+  if (clock) learn(clock);
+}
+
+void fake_host_learns_stream_locked(const fake_stream *stream) {
+  if (!stream->clock) return;
+  fake_clock known = *stream->clock;
+  known.at[stream->line] = stream->completed;
+  learn(&known);
+}
+
 void fake_flag_passed_locked(fake_op *op, uint64_t value) {
   fake_clock *clock = op->stream->clock;
   if (!clock) return;
-  const flag *f = *flag_at((uintptr_t)op->flag.address);
-  fake_clock_join(clock, f && value <= f->value ? &f->clock : &host);
+  fake_clock_join(clock, op->flag.passed ? op->flag.passed
+                                         : clock_behind(&op->flag, value));
+  fake_flag_forgets_locked(op);
 }
 
 void fake_flag_writes_locked(fake_op *op) {
   const fake_clock *clock = op->stream->clock;
   if (!clock) return;
+  look_at_waits();
   flag **at = flag_at((uintptr_t)op->flag.address);
   if (!*at) {
     *at = fake_new(sizeof **at);
@@ -106,6 +162,9 @@ void fake_flag_writes_locked(fake_op *op) {
   }
   (*at)->value = op->flag.value;
   (*at)->clock = *clock;
+  for (fake_op *wait = waits; wait; wait = wait->flag.next)
+    if (wait->flag.address == op->flag.address)
+      look_at_wait(wait, op->flag.value); /* it may go down again */
   if (op->flag.host_visible) fake_clock_join(&host, clock);
 }
 
@@ -130,7 +189,7 @@ static void append(fake_memory *memory, fake_access access) {
 static bool cut(fake_memory *memory, int i, uintptr_t begin, uintptr_t end) {
   fake_access *access = &memory->accesses[i];
   fake_access right = *access;
-  bool left_stays = access->begin < begin, right_stays = access->end > end;
+  bool left_stays = access->begin<begin, right_stays = access->end> end;
   if (left_stays && right_stays) {
     access->end = begin;
     right.begin = end;

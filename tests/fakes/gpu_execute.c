@@ -57,7 +57,7 @@ static bool reached(const fake_flag_op *flag, uint64_t seen) {
                           : (int64_t)distance >= 0;
 }
 
-static bool satisfied(const fake_flag_op *flag, uint64_t seen) {
+bool fake_flag_satisfied(const fake_flag_op *flag, uint64_t seen) {
   uint64_t all = flag->bytes == 4 ? 0xffffffffu : ~(uint64_t)0;
   uint64_t masked = seen & flag->mask;
   switch (flag->compare) {
@@ -71,7 +71,9 @@ static bool satisfied(const fake_flag_op *flag, uint64_t seen) {
 
 static void wait_value(fake_op *op) {
   uint64_t since_ns = now_ns(), seen;
-  for (int tries = 0; !satisfied(&op->flag, seen = load(&op->flag)); tries++) {
+  for (int tries = 0;; tries++) {
+    seen = load(&op->flag);
+    if (fake_flag_satisfied(&op->flag, seen)) break;
     if (fake_stopping()) return;
     nap(tries, since_ns);
   }

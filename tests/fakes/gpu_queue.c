@@ -21,6 +21,7 @@ void fake_mark_drop_locked(fake_mark *mark) {
 }
 
 void fake_op_free_locked(fake_op *op) {
+  fake_flag_forgets_locked(op);
   fake_mark_drop_locked(op->mark);
   if (op->drop) op->drop(op->arg);
   free(op->host);
@@ -30,8 +31,8 @@ void fake_op_free_locked(fake_op *op) {
 }
 
 void fake_op_range(fake_op *op, const void *begin, size_t bytes, bool writes) {
-  op->ranges = realloc(op->ranges, (size_t)(op->ranges_count + 1) *
-                                       sizeof *op->ranges);
+  op->ranges =
+      realloc(op->ranges, (size_t)(op->ranges_count + 1) * sizeof *op->ranges);
   if (!op->ranges) abort();
   op->ranges[op->ranges_count++] = (fake_range){begin, bytes, writes};
 }
@@ -109,8 +110,8 @@ static void need(fake_op *op, fake_stream *stream) {
   bool pending = fake_outstanding_locked(stream) > 0;
   bool ever = stream->enqueued > stream->first;
   if (!pending && (!ever || !gpu.set.checks)) return;
-  op->needs = realloc(op->needs,
-                      (size_t)(op->needs_count + 1) * sizeof *op->needs);
+  op->needs =
+      realloc(op->needs, (size_t)(op->needs_count + 1) * sizeof *op->needs);
   if (!op->needs) abort();
   op->needs[op->needs_count++] = (fake_need){stream, stream->enqueued};
 }
@@ -177,6 +178,7 @@ fake_result fake_enqueue_locked(fake_stream *stream, fake_op *op) {
   bool blocks = blocks_under_profile(op);
   uint64_t seq = op->seq;
   if (first && op->ranges_count && has_come(op)) fake_begin_locked(op);
+  if (op->kind == FAKE_WAIT_VALUE) fake_flag_waits_locked(op);
   append(stream->queue, op);
   if (blocks) {
     fake_counted_blocking();
