@@ -6,11 +6,15 @@
  *
  * A missing library or symbol is UNSUPPORTED, with what was looked for where.
  * Calls enqueue on `stream` and return; none waits for a peer, except `open`,
- * which its deadline and gbi_native_abort of another thread end. One thread at
- * a time calls a communicator, except for abort and check.
+ * which its deadline and its flag end, and a first use: the library then makes
+ * connections (sends and receives always, collectives from 2.22 on), for which
+ * all concerned must come, in as much time as `open` had; gbi_native_abort of
+ * another thread ends that too. One thread at a time calls a communicator,
+ * except for abort and check.
  *
  * Reductions are the library's: same bits on every member, in an order of its
- * own. Half types are summed as the library does. */
+ * own. Half types are summed as the library does: a factor, that of AVG too, is
+ * first rounded to the type (1/3 in bfloat16 is off by 0.2 %). */
 #ifndef GBI_CCL_NATIVE_H
 #define GBI_CCL_NATIVE_H
 
@@ -70,14 +74,17 @@ gb_status gbi_native_send(gbi_native *native, const void *src, size_t count,
 gb_status gbi_native_recv(gbi_native *native, void *dst, size_t count,
                           gb_dtype dtype, int peer, gbi_stream stream,
                           gb_error *error);
-/* Calls between them are one operation: sends and receives of a pair meet. */
+/* Calls between them are one operation: sends and receives of a pair meet. They
+ * are made, and can fail, when the group ends. */
 gb_status gbi_native_group_begin(gbi_native *native, gb_error *error);
 gb_status gbi_native_group_end(gbi_native *native, gb_error *error);
 
 /* OK, or what the communicator has failed with since. Any thread, cheap. */
 gb_status gbi_native_check(gbi_native *native, gb_error *error);
 /* Any thread, also while another is inside a call: ends its kernels and frees
- * what it can. After it only close. */
+ * what it can. After it only close. The library waits for kernels that it has
+ * launched, also for those that have not begun: a gate in front of them must be
+ * open, or be opened by somebody else. */
 void gbi_native_abort(gbi_native *native);
 /* Finalizes what was not aborted, for `deadline_ns` at most, then aborts. */
 void gbi_native_close(gbi_native *native, uint64_t deadline_ns);

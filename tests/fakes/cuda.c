@@ -20,7 +20,9 @@ static int started; /* atomic */
 static __thread gbi_cu_context stack[DEPTH];
 static __thread int depth;
 
-static gbi_cu_context current(void) { return depth ? stack[depth - 1] : NULL; }
+static gbi_cu_context current(void) {
+  return depth ? stack[depth - 1] : NULL;
+}
 
 static int current_device(void) {
   gbi_cu_context context = current();
@@ -94,11 +96,10 @@ gbi_cu_result fake_cu_enter(const char *function, const void *caller,
   return GBI_CU_SUCCESS;
 }
 
-#define EARLY()                                               \
-  do {                                                        \
-    gbi_cu_result code_ =                                     \
-        enter_early(__func__, __builtin_return_address(0));   \
-    if (code_) return code_;                                  \
+#define EARLY()                                                               \
+  do {                                                                        \
+    gbi_cu_result code_ = enter_early(__func__, __builtin_return_address(0)); \
+    if (code_) return code_;                                                  \
   } while (0)
 #define STARTED()                                             \
   do {                                                        \
@@ -106,10 +107,10 @@ gbi_cu_result fake_cu_enter(const char *function, const void *caller,
         enter_started(__func__, __builtin_return_address(0)); \
     if (code_) return code_;                                  \
   } while (0)
-#define DEVICE(device)                                                       \
-  do {                                                                       \
-    STARTED();                                                               \
-    if (!fake_device_at(device)) return GBI_CU_ERROR_INVALID_DEVICE;         \
+#define DEVICE(device)                                               \
+  do {                                                               \
+    STARTED();                                                       \
+    if (!fake_device_at(device)) return GBI_CU_ERROR_INVALID_DEVICE; \
   } while (0)
 
 gbi_cu_result cuInit(unsigned int flags) {
@@ -259,9 +260,7 @@ gbi_cu_result cuDeviceGetAttribute(int *value, unsigned int attribute,
     case 98:  /* remote-write flush */
     case 99:  /* registers host memory */
     case 122: /* 64-bit memory operations */
-    case 123: /* NOR */
-      *value = 1;
-      break;
+    case 123: /* NOR */ *value = 1; break;
     default: *value = 0;
   }
   return attribute ? GBI_CU_SUCCESS : GBI_CU_ERROR_INVALID_VALUE;
@@ -471,9 +470,7 @@ static bool attribute_of(unsigned int attribute, const fake_memory *memory,
     case GBI_CU_POINTER_IS_MANAGED: put(data, &half, 4); return true;
     case 6:  /* synchronises memory operations */
     case 10: /* legacy IPC */
-    case 15: /* GPUDirect RDMA */
-      put(data, &half, 1);
-      return true;
+    case 15: /* GPUDirect RDMA */ put(data, &half, 1); return true;
     default: return false;
   }
   put(data, &word, 8);

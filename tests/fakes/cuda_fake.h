@@ -45,8 +45,7 @@ enum {
   X(cuPointerSetAttribute, 0, (const void *, unsigned int, gbi_cu_address))    \
   X(cuMemGetHandleForAddressRange, 0,                                          \
     (void *, gbi_cu_address, size_t, unsigned int, unsigned long long))        \
-  X(cuMemcpyAsync, 0,                                                          \
-    (gbi_cu_address, gbi_cu_address, size_t, gbi_cu_stream))                   \
+  X(cuMemcpyAsync, 0, (gbi_cu_address, gbi_cu_address, size_t, gbi_cu_stream)) \
   X(cuMemcpy, 0, (gbi_cu_address, gbi_cu_address, size_t))                     \
   X(cuMemcpyHtoD_v2, 0, (gbi_cu_address, const void *, size_t))                \
   X(cuMemcpyDtoH_v2, 0, (void *, gbi_cu_address, size_t))                      \

@@ -17,15 +17,17 @@ void *fake_cu_stream(gbi_cu_stream stream) {
   return value == LEGACY ? NULL : stream;
 }
 
-static void *at(gbi_cu_address address) { return (void *)(uintptr_t)address; }
+static void *at(gbi_cu_address address) {
+  return (void *)(uintptr_t)address;
+}
 
 static gbi_cu_result stream_new(int device, gbi_cu_stream *stream_p,
                                 unsigned int flags, int priority) {
   if (flags & ~(unsigned)GBI_CU_STREAM_NON_BLOCKING)
     return GBI_CU_ERROR_INVALID_VALUE;
   fake_stream *stream;
-  fake_result result = fake_stream_new(device, !flags, priority, flags,
-                                       FAKE_ANY_QUEUE, &stream);
+  fake_result result =
+      fake_stream_new(device, !flags, priority, flags, FAKE_ANY_QUEUE, &stream);
   if (!result) *stream_p = (gbi_cu_stream)stream;
   return fake_code(result);
 }
@@ -145,7 +147,8 @@ gbi_cu_result cuStreamWaitEvent(gbi_cu_stream stream, gbi_cu_event event,
 }
 
 /* The driver believes the name of the function: what is said to be the device's
- * must be known to it, what is said to be the host's must not be the device's. */
+ * must be known to it, what is said to be the host's must not be the device's.
+ */
 static bool is_device(gbi_cu_address address) {
   return fake_memory_kind_of(at(address)) != FAKE_PAGEABLE;
 }
@@ -256,8 +259,7 @@ static gbi_cu_result write_value(int device, gbi_cu_stream stream,
                                  int bytes, unsigned int flags) {
   if (flags) return GBI_CU_ERROR_INVALID_VALUE;
   fake_value written = {at(address), value, ~(uint64_t)0, bytes, FAKE_EQ};
-  return fake_code(
-      fake_write_value(device, fake_cu_stream(stream), &written));
+  return fake_code(fake_write_value(device, fake_cu_stream(stream), &written));
 }
 
 gbi_cu_result cuStreamWaitValue32_v2(gbi_cu_stream stream,
@@ -411,9 +413,9 @@ gbi_cu_result cuLaunchKernel(struct CUfunc_st *function, unsigned int grid_x,
                         {block_x, block_y, block_z},
                         shared_bytes,
                         NULL};
-  return fake_code(
-      fake_kernel_launch(device, fake_cu_stream(stream),
-                         (const fake_kernel *)function, &launch, params));
+  return fake_code(fake_kernel_launch(device, fake_cu_stream(stream),
+                                      (const fake_kernel *)function, &launch,
+                                      params));
 }
 
 gbi_cu_result cuStreamIsCapturing(gbi_cu_stream stream, unsigned int *state) {

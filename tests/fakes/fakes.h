@@ -22,8 +22,9 @@
  *   FAKE_GPU_PROFILE   words: "lazy" (a kernel's first launch waits for the
  *                      device), "blocking" (a launch waits for the operation),
  *                      "alloc-sync" (allocating waits for the device),
- *                      "rocm-ring" (an operation beyond 64 outstanding on a
- *                      stream makes the submitter wait; default in hip),
+ *                      "rocm-ring" (an operation beyond 64 outstanding ones
+ *                      on a stream makes the submitter wait; default in hip,
+ *                      "no-ring" to have none),
  *                      "rocm-lock" (stream synchronise holds the stream's lock)
  *   FAKE_NCCL_VERSION  what ncclGetVersion says, 22809
  *   FAKE_NCCL_FAIL     "function:ordinal:result": as above; "async:ordinal:
@@ -46,9 +47,9 @@ typedef struct fake_range {
 
 /* Enqueues `run(arg)` on a stream, as a kernel: it runs on a queue's thread,
  * when its turn comes, and may take long; `stop` in it is set when the context
- * or the communicator is torn down. ranges: checked (clocks) and poisoned
- * (those written). Inside, device memory is readable through fake_open.
- * Returns 0. */
+ * or the communicator is torn down. ranges: checked (clocks) and poisoned (what
+ * is written and not read: in place, give both). `what` lives on. Inside,
+ * device memory is readable through fake_gpu_open. Returns 0. */
 typedef int (*fake_enqueue_fn)(void *stream, const char *what,
                                const fake_range *ranges, int ranges_count,
                                void (*run)(void *arg), void *arg);

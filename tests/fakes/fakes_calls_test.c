@@ -223,8 +223,12 @@ static void allocate_with(const char *profile, bool waits) {
   GB_CHECK(waited(&o));
 }
 
-GB_TEST(fakes, profile_alloc_sync) { allocate_with("lazy, alloc-sync", true); }
-GB_TEST(fakes, allocating_does_not_wait) { allocate_with(NULL, false); }
+GB_TEST(fakes, profile_alloc_sync) {
+  allocate_with("lazy, alloc-sync", true);
+}
+GB_TEST(fakes, allocating_does_not_wait) {
+  allocate_with(NULL, false);
+}
 
 GB_TEST(fakes, freeing_waits_for_the_device) {
   start();
@@ -292,7 +296,9 @@ GB_TEST(fakes, profile_rocm_lock) {
   setenv("FAKE_GPU_PROFILE", "rocm-lock", 1);
   enqueue_beside_synchronise(true);
 }
-GB_TEST(fakes, synchronise_holds_nobody) { enqueue_beside_synchronise(false); }
+GB_TEST(fakes, synchronise_holds_nobody) {
+  enqueue_beside_synchronise(false);
+}
 
 enum { GLOBAL, THREAD, RELAXED };
 
@@ -364,13 +370,19 @@ static gbi_cu_event an_event;
 static gbi_cu_result synchronise_it(void) {
   return cuStreamSynchronize(captured);
 }
-static gbi_cu_result query_it(void) { return cuStreamQuery(captured); }
-static gbi_cu_result query_an_event(void) { return cuEventQuery(an_event); }
+static gbi_cu_result query_it(void) {
+  return cuStreamQuery(captured);
+}
+static gbi_cu_result query_an_event(void) {
+  return cuEventQuery(an_event);
+}
 static gbi_cu_result allocate_some(void) {
   gbi_cu_address memory;
   return cuMemAlloc_v2(&memory, 64);
 }
-static gbi_cu_result use_legacy(void) { return cuStreamQuery(NULL); }
+static gbi_cu_result use_legacy(void) {
+  return cuStreamQuery(NULL);
+}
 
 GB_TEST(fakes, forbidden_calls_break_a_capture) {
   start();

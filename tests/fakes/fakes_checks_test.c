@@ -5,8 +5,8 @@
 
 #include <pthread.h>
 
-static const char *const race[] = {"nothing orders the two", "FAKE_GPU_SEED=",
-                                   NULL};
+static const char *const race[] = {"nothing orders the two",
+                                   "FAKE_GPU_SEED=", NULL};
 
 typedef struct scene {
   gbi_cu_stream a, b;
@@ -41,8 +41,12 @@ static void read_after_write(bool with_event) {
   GB_CHECK_INT(s.host[4095], 1);
 }
 
-static void missing_event(void) { read_after_write(false); }
-static void with_event(void) { read_after_write(true); }
+static void missing_event(void) {
+  read_after_write(false);
+}
+static void with_event(void) {
+  read_after_write(true);
+}
 
 GB_TEST(fakes, a_missing_event_is_caught) {
   dies(missing_event,
@@ -62,7 +66,9 @@ static void unchecked(void) {
   GB_CHECK_INT(counted().checks, 0);
 }
 
-GB_TEST(fakes, checks_can_be_left_out) { lives(unchecked); }
+GB_TEST(fakes, checks_can_be_left_out) {
+  lives(unchecked);
+}
 
 /* Two streams that only read never race; a writer must wait for both. */
 static void write_after_reads(int events) {
@@ -86,8 +92,12 @@ static void write_after_reads(int events) {
   CU(cuStreamSynchronize(s.b));
 }
 
-static void after_one_reader(void) { write_after_reads(1); }
-static void after_both_readers(void) { write_after_reads(2); }
+static void after_one_reader(void) {
+  write_after_reads(1);
+}
+static void after_both_readers(void) {
+  write_after_reads(2);
+}
 
 GB_TEST(fakes, a_writer_waits_for_every_reader) {
   dies(after_one_reader, race);
@@ -104,8 +114,12 @@ static void touch(size_t from) {
   CU(cuStreamSynchronize(s.a));
 }
 
-static void touch_beside(void) { touch(1000); }
-static void touch_one_byte(void) { touch(999); }
+static void touch_beside(void) {
+  touch(1000);
+}
+static void touch_one_byte(void) {
+  touch(999);
+}
 
 GB_TEST(fakes, ranges_are_exact_to_the_byte) {
   dies(touch_one_byte, race);
@@ -142,8 +156,12 @@ static void staging(bool waits) {
   CU(cuStreamSynchronize(s.b));
 }
 
-static void staging_without_wait(void) { staging(false); }
-static void staging_with_wait(void) { staging(true); }
+static void staging_without_wait(void) {
+  staging(false);
+}
+static void staging_with_wait(void) {
+  staging(true);
+}
 
 GB_TEST(fakes, a_slot_read_before_its_flag_is_caught) {
   dies(staging_without_wait, race);
@@ -185,8 +203,12 @@ static void through_the_host(bool looks) {
   CU(cuStreamSynchronize(s.a));
 }
 
-static void host_looks(void) { through_the_host(true); }
-static void host_does_not_look(void) { through_the_host(false); }
+static void host_looks(void) {
+  through_the_host(true);
+}
+static void host_does_not_look(void) {
+  through_the_host(false);
+}
 
 GB_TEST(fakes, the_host_orders_by_flags_on_both_sides) {
   lives(host_looks);
@@ -219,7 +241,9 @@ static void handshake(void) {
   CU(cuCtxSynchronize());
 }
 
-GB_TEST(fakes, flags_may_go_down_again) { lives(handshake); }
+GB_TEST(fakes, flags_may_go_down_again) {
+  lives(handshake);
+}
 
 static void after_synchronising(int how) {
   scene s = set();
@@ -239,11 +263,21 @@ static void after_synchronising(int how) {
   GB_CHECK_INT(s.host[4095], 1);
 }
 
-static void by_stream(void) { after_synchronising(0); }
-static void by_event(void) { after_synchronising(1); }
-static void by_device(void) { after_synchronising(2); }
-static void by_event_query(void) { after_synchronising(3); }
-static void by_stream_query(void) { after_synchronising(4); }
+static void by_stream(void) {
+  after_synchronising(0);
+}
+static void by_event(void) {
+  after_synchronising(1);
+}
+static void by_device(void) {
+  after_synchronising(2);
+}
+static void by_event_query(void) {
+  after_synchronising(3);
+}
+static void by_stream_query(void) {
+  after_synchronising(4);
+}
 static void by_nothing(void) {
   setenv("FAKE_GPU_QUEUES", "1", 1); /* what orders them is only luck */
   after_synchronising(5);
@@ -366,13 +400,14 @@ GB_TEST(fakes, what_is_read_too_is_not_poisoned) {
   memset(s.host, 1, 100);
   GB_CHECK_INT(fake_gpu_enqueue(s.a, "kernel", ranges, 2, stand, &kernel), 0);
   for (int i = 0; i < 100; i++)
-    GB_CHECK_INT((unsigned char)s.host[i],
-                 i >= 30 && i < 50 ? 1 : FAKE_POISON);
+    GB_CHECK_INT((unsigned char)s.host[i], i >= 30 && i < 50 ? 1 : FAKE_POISON);
   raise_flag(&kernel.go, 1);
   CU(cuStreamSynchronize(s.a));
 }
 
-static void open_host_memory(void *arg) { fake_gpu_open(arg); }
+static void open_host_memory(void *arg) {
+  fake_gpu_open(arg);
+}
 
 static void kernel_touches_host_memory(void) {
   scene s = set();

@@ -233,9 +233,9 @@ GB_TEST(fakes, copies_must_mean_what_they_say) {
   char pageable[64], *pinned = new_pinned(64);
   GB_CHECK_INT(cuMemcpyDtoHAsync_v2(pageable, on_device(pageable), 8, stream),
                GBI_CU_ERROR_INVALID_VALUE);
-  GB_CHECK_INT(cuMemcpyHtoDAsync_v2(memory, (void *)(uintptr_t)memory, 8,
-                                    stream),
-               GBI_CU_ERROR_INVALID_VALUE);
+  GB_CHECK_INT(
+      cuMemcpyHtoDAsync_v2(memory, (void *)(uintptr_t)memory, 8, stream),
+      GBI_CU_ERROR_INVALID_VALUE);
   CU(cuMemcpyDtoDAsync_v2(memory, on_device(pinned), 8, stream));
   GB_CHECK_INT(cuMemFree_v2(memory + 1), GBI_CU_ERROR_INVALID_VALUE);
   GB_CHECK_INT(cuMemFree_v2(on_device(pinned)), GBI_CU_ERROR_INVALID_VALUE);

@@ -265,7 +265,9 @@ GB_TEST(fakes, host_functions_run_on_one_thread_in_order) {
   GB_CHECK(!pthread_equal(host_threads[0], pthread_self()));
 }
 
-static void call_the_api(void *arg) { cuStreamQuery(NULL); }
+static void call_the_api(void *arg) {
+  cuStreamQuery(NULL);
+}
 
 static void host_function_calls_the_api(void) {
   start();
@@ -275,9 +277,9 @@ static void host_function_calls_the_api(void) {
 }
 
 GB_TEST(fakes, host_function_must_not_call_the_api) {
-  dies(host_function_calls_the_api,
-       (const char *[]){"called inside a host function", "cuStreamQuery",
-                        NULL});
+  dies(
+      host_function_calls_the_api,
+      (const char *[]){"called inside a host function", "cuStreamQuery", NULL});
 }
 
 static void leave_a_stream_stuck(void) {

@@ -17,8 +17,12 @@ void *fake_new(size_t bytes) {
   return memory;
 }
 
-void fake_lock(void) { pthread_mutex_lock(&gpu.lock); }
-void fake_unlock(void) { pthread_mutex_unlock(&gpu.lock); }
+void fake_lock(void) {
+  pthread_mutex_lock(&gpu.lock);
+}
+void fake_unlock(void) {
+  pthread_mutex_unlock(&gpu.lock);
+}
 
 bool fake_stopping(void) {
   return __atomic_load_n(&gpu.stopping, __ATOMIC_ACQUIRE) != 0;
@@ -79,7 +83,8 @@ static void read_settings(void) {
   set->lazy = has_word(profile, "lazy");
   set->blocking = has_word(profile, "blocking");
   set->alloc_sync = has_word(profile, "alloc-sync");
-  set->ring = fake_here.ring || has_word(profile, "rocm-ring");
+  set->ring = has_word(profile, "rocm-ring") ||
+              (fake_here.ring && !has_word(profile, "no-ring"));
   set->lock = has_word(profile, "rocm-lock");
 }
 

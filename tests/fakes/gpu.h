@@ -140,7 +140,12 @@ typedef enum fake_kind {
   FAKE_NOTHING
 } fake_kind;
 
-typedef enum fake_compare { FAKE_GEQ, FAKE_EQ, FAKE_AND, FAKE_NOR } fake_compare;
+typedef enum fake_compare {
+  FAKE_GEQ,
+  FAKE_EQ,
+  FAKE_AND,
+  FAKE_NOR
+} fake_compare;
 
 typedef struct fake_flag_op {
   void *word; /* the engine's view */
@@ -150,7 +155,7 @@ typedef struct fake_flag_op {
   fake_compare compare;
   bool cyclic; /* CUDA: signed distance; HIP: unsigned */
   bool host_visible;
-  fake_clock *passed; /* taken when it was first seen satisfied */
+  fake_clock *passed;         /* taken when it was first seen satisfied */
   struct fake_op *next, **at; /* among the waits that have not passed */
 } fake_flag_op;
 
@@ -182,7 +187,7 @@ typedef struct fake_op {
   fake_flag_op flag;
   void (*run)(void *arg);
   void *arg;
-  void (*drop)(void *arg); /* frees arg with the operation */
+  void (*drop)(void *arg);            /* frees arg with the operation */
   void *(*copy_arg)(const void *arg); /* for replays; NULL: arg itself */
 } fake_op;
 
@@ -272,7 +277,7 @@ extern fake_gpu gpu;
 
 /* gpu.c: life */
 void fake_start(void);
-fake_device *fake_device_at(int device); /* NULL: no such */
+fake_device *fake_device_at(int device);      /* NULL: no such */
 uint64_t fake_random(uint64_t a, uint64_t b); /* of the seed and both */
 void fake_lock(void);
 void fake_unlock(void);
@@ -404,7 +409,7 @@ typedef struct fake_launch {
   void *const *params; /* copies of what was launched with */
 } fake_launch;
 typedef struct fake_kernel {
-  const char *name; /* lives on */
+  const char *name;                       /* lives on */
   void (*run)(const fake_launch *launch); /* memory through fake_gpu_open */
   int params_count;
   const size_t *params_bytes;

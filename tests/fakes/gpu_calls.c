@@ -30,10 +30,18 @@ static void add(uint64_t *mine, uint64_t *everybodys) {
   __atomic_fetch_add(everybodys, 1, __ATOMIC_RELAXED);
 }
 
-void fake_counted_allocation(void) { add(&here.allocations, &all.allocations); }
-void fake_counted_blocking(void) { add(&here.blocking, &all.blocking); }
-void fake_counted_operation(void) { add(&here.operations, &all.operations); }
-void fake_counted_check(void) { add(&here.checks, &all.checks); }
+void fake_counted_allocation(void) {
+  add(&here.allocations, &all.allocations);
+}
+void fake_counted_blocking(void) {
+  add(&here.blocking, &all.blocking);
+}
+void fake_counted_operation(void) {
+  add(&here.operations, &all.operations);
+}
+void fake_counted_check(void) {
+  add(&here.checks, &all.checks);
+}
 
 void fake_counted_stream(const fake_stream *stream) {
   if (!stream->mine) add(&here.user_streams, &all.user_streams);
@@ -44,16 +52,17 @@ static uint64_t seen(const uint64_t *count) {
 }
 
 void fake_gpu_count(fake_gpu_counts *counts) {
-  *counts = (fake_gpu_counts){
-      .calls = seen(&all.calls),
-      .allocations = seen(&all.allocations),
-      .blocking = seen(&all.blocking),
-      .user_streams = seen(&all.user_streams),
-      .operations = seen(&all.operations),
-      .checks = seen(&all.checks)};
+  *counts = (fake_gpu_counts){.calls = seen(&all.calls),
+                              .allocations = seen(&all.allocations),
+                              .blocking = seen(&all.blocking),
+                              .user_streams = seen(&all.user_streams),
+                              .operations = seen(&all.operations),
+                              .checks = seen(&all.checks)};
 }
 
-void fake_gpu_count_here(fake_gpu_counts *counts) { *counts = here; }
+void fake_gpu_count_here(fake_gpu_counts *counts) {
+  *counts = here;
+}
 
 int fake_gpu_deepest(void) {
   fake_lock();
@@ -103,31 +112,36 @@ int fake_call(const char *function, const void *caller) {
 }
 
 unsigned int fake_code(fake_result result) {
-  static const uint16_t codes[FAKE_RESULTS] = {
-      [FAKE_OK] = 0,
-      [FAKE_NOT_READY] = 600,
-      [FAKE_BAD_VALUE] = 1,
-      [FAKE_BAD_HANDLE] = 400,
-      [FAKE_NO_MEMORY] = 2,
-      [FAKE_NO_DEVICE] = 101,
-      [FAKE_REGISTERED] = 712,
-      [FAKE_NOT_REGISTERED] = 713,
-      [FAKE_NOT_FOUND] = 500,
-      [FAKE_NOT_SUPPORTED] = 801,
-      [FAKE_CAPTURE_UNSUPPORTED] = 900,
-      [FAKE_CAPTURE_INVALIDATED] = 901,
-      [FAKE_CAPTURE_UNMATCHED] = 903,
-      [FAKE_CAPTURE_UNJOINED] = 904,
-      [FAKE_CAPTURE_IMPLICIT] = 906,
-      [FAKE_CAPTURED_EVENT] = 907,
-      [FAKE_CAPTURE_THREAD] = 908};
+  static const uint16_t codes[FAKE_RESULTS] = {[FAKE_OK] = 0,
+                                               [FAKE_NOT_READY] = 600,
+                                               [FAKE_BAD_VALUE] = 1,
+                                               [FAKE_BAD_HANDLE] = 400,
+                                               [FAKE_NO_MEMORY] = 2,
+                                               [FAKE_NO_DEVICE] = 101,
+                                               [FAKE_REGISTERED] = 712,
+                                               [FAKE_NOT_REGISTERED] = 713,
+                                               [FAKE_NOT_FOUND] = 500,
+                                               [FAKE_NOT_SUPPORTED] = 801,
+                                               [FAKE_CAPTURE_UNSUPPORTED] = 900,
+                                               [FAKE_CAPTURE_INVALIDATED] = 901,
+                                               [FAKE_CAPTURE_UNMATCHED] = 903,
+                                               [FAKE_CAPTURE_UNJOINED] = 904,
+                                               [FAKE_CAPTURE_IMPLICIT] = 906,
+                                               [FAKE_CAPTURED_EVENT] = 907,
+                                               [FAKE_CAPTURE_THREAD] = 908};
   return codes[result];
 }
 
-const char *fake_call_name(void) { return call_name; }
-const void *fake_call_site(void) { return call_site; }
+const char *fake_call_name(void) {
+  return call_name;
+}
+const void *fake_call_site(void) {
+  return call_site;
+}
 
-void fake_enter_engine(const char *where) { engine_thread = where; }
+void fake_enter_engine(const char *where) {
+  engine_thread = where;
+}
 
 static void print_site(const char *label, const char *what, const void *site) {
   Dl_info info;

@@ -189,7 +189,7 @@ static void append(fake_memory *memory, fake_access access) {
 static bool cut(fake_memory *memory, int i, uintptr_t begin, uintptr_t end) {
   fake_access *access = &memory->accesses[i];
   fake_access right = *access;
-  bool left_stays = access->begin < begin, right_stays = access->end > end;
+  bool left_stays = access->begin<begin, right_stays = access->end> end;
   if (left_stays && right_stays) {
     access->end = begin;
     right.begin = end;

@@ -142,8 +142,8 @@ fake_result fake_adopt(void *host, size_t bytes) {
   before_allocating(-1);
   int next = behind((uintptr_t)host);
   fake_memory *inside = fake_memory_locked(host);
-  bool reaches = next < table_count &&
-                 table[next]->begin - (uintptr_t)host < bytes;
+  bool reaches =
+      next < table_count && table[next]->begin - (uintptr_t)host < bytes;
   if (inside || reaches) {
     result = FAKE_REGISTERED;
   } else if (!may_pin(bytes)) {
@@ -194,9 +194,9 @@ static void release(fake_memory *memory) {
   } else {
     gpu.pinned -= memory->bytes;
     /* Replaced, not unmapped: nobody else may get the address. */
-    void *kept = mmap(memory->view, whole_pages(memory->bytes), PROT_NONE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-                      -1, 0);
+    void *kept =
+        mmap(memory->view, whole_pages(memory->bytes), PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     if (kept == MAP_FAILED) abort();
   }
   memory->view = NULL;
@@ -216,8 +216,7 @@ fake_result fake_free(void *address, bool pinned) {
   fake_lock();
   fake_memory *memory = fake_memory_locked(address);
   fake_memory_kind kind = pinned ? FAKE_PINNED : FAKE_DEVICE;
-  if (!memory || memory->kind != kind ||
-      memory->begin != (uintptr_t)address) {
+  if (!memory || memory->kind != kind || memory->begin != (uintptr_t)address) {
     result = FAKE_BAD_VALUE;
   } else {
     check_not_freed(memory, address);

@@ -31,8 +31,8 @@ void fake_op_free_locked(fake_op *op) {
 }
 
 void fake_op_range(fake_op *op, const void *begin, size_t bytes, bool writes) {
-  op->ranges = realloc(op->ranges, (size_t)(op->ranges_count + 1) *
-                                       sizeof *op->ranges);
+  op->ranges =
+      realloc(op->ranges, (size_t)(op->ranges_count + 1) * sizeof *op->ranges);
   if (!op->ranges) abort();
   op->ranges[op->ranges_count++] = (fake_range){begin, bytes, writes};
 }
@@ -110,8 +110,8 @@ static void need(fake_op *op, fake_stream *stream) {
   bool pending = fake_outstanding_locked(stream) > 0;
   bool ever = stream->enqueued > stream->first;
   if (!pending && (!ever || !gpu.set.checks)) return;
-  op->needs = realloc(op->needs,
-                      (size_t)(op->needs_count + 1) * sizeof *op->needs);
+  op->needs =
+      realloc(op->needs, (size_t)(op->needs_count + 1) * sizeof *op->needs);
   if (!op->needs) abort();
   op->needs[op->needs_count++] = (fake_need){stream, stream->enqueued};
 }

@@ -174,10 +174,10 @@ static fake_event *event_at_locked(void *handle) {
   fake_event *event = handle;
   if (!event) return NULL;
   if (event->magic != EVENT_MAGIC)
-    fake_check_failed(fake_call_name(), fake_call_site(), NULL, NULL,
-                      event->magic == DEAD ? "event %p was destroyed"
-                                           : "%p is no event",
-                      handle);
+    fake_check_failed(
+        fake_call_name(), fake_call_site(), NULL, NULL,
+        event->magic == DEAD ? "event %p was destroyed" : "%p is no event",
+        handle);
   return event;
 }
 

@@ -6,7 +6,9 @@
 
 static __thread const void *called_from;
 
-void fake_gpu_called_from(const void *site) { called_from = site; }
+void fake_gpu_called_from(const void *site) {
+  called_from = site;
+}
 
 static void *view_of(const fake_memory *memory, const void *address) {
   return memory ? memory->view + ((uintptr_t)address - memory->begin)

@@ -13,7 +13,9 @@ struct hipUUID_t {
 static __thread int device_now;
 static __thread gbi_hip_result last_error;
 
-int fake_hip_device(void) { return device_now; }
+int fake_hip_device(void) {
+  return device_now;
+}
 
 const fake_vendor fake_here = {.name = "hip",
                                .ring = true,
@@ -76,11 +78,11 @@ unsigned int fake_hip_enter(const char *function, const void *caller) {
   return gpu.set.devices ? GBI_HIP_SUCCESS : GBI_HIP_ERROR_NO_DEVICE;
 }
 
-#define DEVICE(device)                                                       \
-  do {                                                                       \
-    FAKE_HIP_ENTER();                                                        \
-    if (!fake_device_at(device))                                             \
-      return fake_hip_result(GBI_HIP_ERROR_INVALID_DEVICE);                  \
+#define DEVICE(device)                                      \
+  do {                                                      \
+    FAKE_HIP_ENTER();                                       \
+    if (!fake_device_at(device))                            \
+      return fake_hip_result(GBI_HIP_ERROR_INVALID_DEVICE); \
   } while (0)
 
 gbi_hip_result hipInit(unsigned int flags) {
@@ -218,7 +220,9 @@ gbi_hip_result hipHostMalloc(void **host, size_t bytes, unsigned int flags) {
   FAKE_HIP_DO(fake_pin(bytes, (flags & GBI_HIP_HOST_COHERENT) != 0, host));
 }
 
-gbi_hip_result hipHostFree(void *host) { FAKE_HIP_DO(fake_free(host, true)); }
+gbi_hip_result hipHostFree(void *host) {
+  FAKE_HIP_DO(fake_free(host, true));
+}
 
 gbi_hip_result hipHostRegister(void *host, size_t bytes, unsigned int flags) {
   FAKE_HIP_DO(fake_adopt(host, bytes));

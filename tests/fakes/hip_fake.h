@@ -76,16 +76,16 @@ int fake_hip_device(void);
 gbi_hip_result fake_hip_result(unsigned int code);
 unsigned int fake_hip_enter(const char *function, const void *caller);
 
-#define FAKE_HIP_ENTER()                                              \
-  do {                                                                \
-    unsigned int fake_code_ =                                         \
-        fake_hip_enter(__func__, __builtin_return_address(0));        \
-    if (fake_code_) return fake_hip_result(fake_code_);               \
+#define FAKE_HIP_ENTER()                                       \
+  do {                                                         \
+    unsigned int fake_code_ =                                  \
+        fake_hip_enter(__func__, __builtin_return_address(0)); \
+    if (fake_code_) return fake_hip_result(fake_code_);        \
   } while (0)
-#define FAKE_HIP_DO(call)                          \
-  do {                                             \
-    FAKE_HIP_ENTER();                              \
-    return fake_hip_result(fake_code(call));       \
+#define FAKE_HIP_DO(call)                    \
+  do {                                       \
+    FAKE_HIP_ENTER();                        \
+    return fake_hip_result(fake_code(call)); \
   } while (0)
 
 #endif

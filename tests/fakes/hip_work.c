@@ -13,8 +13,8 @@ static gbi_hip_result stream_new(gbi_hip_stream *stream_p, unsigned int flags,
   if (flags > GBI_HIP_STREAM_NON_BLOCKING)
     return fake_hip_result(GBI_HIP_ERROR_INVALID_VALUE);
   fake_stream *stream;
-  fake_result result = fake_stream_new(fake_hip_device(), !flags, priority,
-                                       flags, how, &stream);
+  fake_result result =
+      fake_stream_new(fake_hip_device(), !flags, priority, flags, how, &stream);
   if (!result) *stream_p = (gbi_hip_stream)stream;
   return fake_hip_result(fake_code(result));
 }
@@ -177,8 +177,7 @@ gbi_hip_result hipMemcpy(void *to, const void *from, size_t bytes,
 }
 
 gbi_hip_result hipMemset(void *to, int value, size_t bytes) {
-  FAKE_HIP_DO(
-      fake_fill(fake_hip_device(), to, (uint8_t)value, 1, bytes, NULL));
+  FAKE_HIP_DO(fake_fill(fake_hip_device(), to, (uint8_t)value, 1, bytes, NULL));
 }
 
 gbi_hip_result hipMemsetAsync(void *to, int value, size_t bytes,
@@ -254,21 +253,22 @@ gbi_hip_result hipModuleUnload(struct ihipModule_t *module) {
   return GBI_HIP_SUCCESS;
 }
 
-gbi_hip_result hipModuleLaunchKernel(
-    struct ihipModuleSymbol_t *function, unsigned int grid_x,
-    unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-    unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-    gbi_hip_stream stream, void **params, void **extra) {
+gbi_hip_result hipModuleLaunchKernel(struct ihipModuleSymbol_t *function,
+                                     unsigned int grid_x, unsigned int grid_y,
+                                     unsigned int grid_z, unsigned int block_x,
+                                     unsigned int block_y, unsigned int block_z,
+                                     unsigned int shared_bytes,
+                                     gbi_hip_stream stream, void **params,
+                                     void **extra) {
   FAKE_HIP_ENTER();
   if (extra) return fake_hip_result(GBI_HIP_ERROR_NOT_SUPPORTED);
   fake_launch launch = {{grid_x, grid_y, grid_z},
                         {block_x, block_y, block_z},
                         shared_bytes,
                         NULL};
-  return fake_hip_result(
-      fake_code(fake_kernel_launch(fake_hip_device(), stream,
-                                   (const fake_kernel *)function, &launch,
-                                   params)));
+  return fake_hip_result(fake_code(
+      fake_kernel_launch(fake_hip_device(), stream,
+                         (const fake_kernel *)function, &launch, params)));
 }
 
 gbi_hip_result hipStreamIsCapturing(gbi_hip_stream stream,

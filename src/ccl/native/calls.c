@@ -62,14 +62,28 @@ static bool reduces(gbi_op op) {
          op == GBI_OP_REDUCE_SCATTER;
 }
 
-static const char *what_failed(const gbi_native_call *calls, int count,
-                               char *text, size_t bytes) {
+/* "could not run all_reduce of 4 float32", "... a group of 2 calls". */
+typedef struct call_text {
+  char text[128];
+} call_text;
+static call_text what_failed(const gbi_native_call *calls, int count) {
+  call_text what;
   if (count > 1)
-    snprintf(text, bytes, "could not run a group of %d calls", count);
+    snprintf(what.text, sizeof what.text, "could not run a group of %d calls",
+             count);
   else
-    snprintf(text, bytes, "could not run %s of %zu %s", gbi_op_name(calls->op),
-             calls->count, gb_dtype_name(calls->dtype));
-  return text;
+    snprintf(what.text, sizeof what.text, "could not run %s of %zu %s",
+             gbi_op_name(calls->op), calls->count, gb_dtype_name(calls->dtype));
+  return what;
+}
+
+/* InProgress is no failure. */
+static gb_status check(const gbi_native *native, ncclResult_t result,
+                       const gbi_native_call *calls, int count,
+                       bool *in_progress, gb_error *error) {
+  if (result == ncclInProgress) *in_progress = true;
+  if (result == ncclSuccess || result == ncclInProgress) return GB_OK;
+  return gbi_native_fail(native, result, what_failed(calls, count).text, error);
 }
 
 static gb_status issue(gbi_native *native, ncclComm_t comm,
@@ -84,42 +98,33 @@ static gb_status issue(gbi_native *native, ncclComm_t comm,
   } else {
     result = issue_copy(native, comm, call);
   }
-  if (result == ncclInProgress) *in_progress = true;
-  if (result == ncclSuccess || result == ncclInProgress) return GB_OK;
-  char text[128];
-  return gbi_native_fail(native, result,
-                         what_failed(call, 1, text, sizeof text), error);
+  return check(native, result, call, 1, in_progress, error);
 }
 
 /* The calls as one operation of the library. Inside. */
 static gb_status issue_group(gbi_native *native, ncclComm_t comm,
                              const gbi_native_call *calls, int count,
                              bool *in_progress, gb_error *error) {
-  const gbi_nccl *nccl = native->nccl;
-  char text[128];
-  what_failed(calls, count, text, sizeof text);
-  ncclResult_t result = nccl->ncclGroupStart();
-  if (result != ncclSuccess)
-    return gbi_native_fail(native, result, text, error);
+  GBI_TRY(check(native, native->nccl->ncclGroupStart(), calls, count,
+                in_progress, error));
   gb_status status = GB_OK;
   for (int i = 0; i < count && status == GB_OK; i++)
     status = issue(native, comm, &calls[i], in_progress, error);
   /* Also after a failure: the thread's group must not stay open. What was
    * issued may then run alone; the caller aborts. */
-  result = nccl->ncclGroupEnd();
-  if (result == ncclInProgress) *in_progress = true;
-  if (status != GB_OK || result == ncclSuccess || result == ncclInProgress)
-    return status;
-  return gbi_native_fail(native, result, text, error);
+  ncclResult_t result = native->nccl->ncclGroupEnd();
+  return status == GB_OK
+             ? check(native, result, calls, count, in_progress, error)
+             : status;
 }
 
 static gb_status run(gbi_native *native, const gbi_native_call *calls,
                      int count, gb_error *error) {
-  char text[128];
-  what_failed(calls, count, text, sizeof text);
   ncclComm_t comm = NULL;
   bool in_progress = false;
-  GBI_TRY(gbi_native_enter(native, text, &comm, error));
+  if (!gbi_native_enter(native, &comm))
+    return gbi_native_fail_aborted(native, what_failed(calls, count).text,
+                                   error);
   gb_status status =
       count == 1 ? issue(native, comm, calls, &in_progress, error)
                  : issue_group(native, comm, calls, count, &in_progress, error);
@@ -130,7 +135,8 @@ static gb_status run(gbi_native *native, const gbi_native_call *calls,
   uint64_t deadline_ns = native->patience_ns < GBI_NEVER - now_ns
                              ? now_ns + native->patience_ns
                              : GBI_NEVER;
-  return gbi_native_settle(native, text, deadline_ns, NULL, error);
+  return gbi_native_settle(native, what_failed(calls, count).text, deadline_ns,
+                           NULL, error);
 }
 
 static gb_status keep(gbi_native *native, const gbi_native_call *call,

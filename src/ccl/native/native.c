@@ -60,15 +60,13 @@ static gb_status fail_late(const gbi_native *native, const char *what,
                   native->nccl->name, native->nccl->version_text, text);
 }
 
-gb_status gbi_native_enter(gbi_native *native, const char *what,
-                           ncclComm_t *comm_p, gb_error *error) {
-  if (!atomic_load(&native->aborted)) {
-    pthread_mutex_lock(&native->inside);
-    *comm_p = atomic_load(&native->comm);
-    if (*comm_p) return GB_OK;
-    pthread_mutex_unlock(&native->inside);
-  }
-  return gbi_native_fail_aborted(native, what, error);
+bool gbi_native_enter(gbi_native *native, ncclComm_t *comm_p) {
+  if (atomic_load(&native->aborted)) return false;
+  pthread_mutex_lock(&native->inside);
+  *comm_p = atomic_load(&native->comm);
+  if (*comm_p) return true;
+  pthread_mutex_unlock(&native->inside);
+  return false;
 }
 
 void gbi_native_leave(gbi_native *native) {
@@ -79,7 +77,8 @@ void gbi_native_leave(gbi_native *native) {
 static gb_status look(gbi_native *native, const char *what,
                       ncclResult_t *state_p, gb_error *error) {
   ncclComm_t comm = NULL;
-  GBI_TRY(gbi_native_enter(native, what, &comm, error));
+  if (!gbi_native_enter(native, &comm))
+    return gbi_native_fail_aborted(native, what, error);
   *state_p = ncclSuccess;
   ncclResult_t result = native->nccl->ncclCommGetAsyncError(comm, state_p);
   gbi_native_leave(native);
@@ -201,8 +200,7 @@ gb_status gbi_native_open(gbi_device *device,
 static bool finalize(gbi_native *native, uint64_t deadline_ns) {
   static const char what[] = "could not close a communicator";
   ncclComm_t comm = NULL;
-  if (atomic_load(&native->failed) ||
-      gbi_native_enter(native, what, &comm, NULL) != GB_OK)
+  if (atomic_load(&native->failed) || !gbi_native_enter(native, &comm))
     return false;
   gbi_native_operations_free(native, comm);
   ncclResult_t result = native->nccl->ncclCommFinalize(comm);

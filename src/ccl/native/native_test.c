@@ -922,6 +922,54 @@ GB_TEST(native, rccl_abort_inside_a_call, .ranks = 2) {
   abort_inside_a_call(GBI_AMD);
 }
 
+/* Abort waits for kernels that a gate holds back, as the real library does: it
+ * ends when somebody opens the gate. */
+static _Atomic bool abort_ended;
+static void *abort_and_say(void *unused) {
+  gbi_native_abort(native);
+  atomic_store(&abort_ended, true);
+  return NULL;
+}
+
+static void abort_behind_a_gate(gbi_vendor vendor) {
+  pthread_t thread;
+  void *flag = NULL, *flag_device = NULL;
+  open_all(vendor);
+  reduce_all_ways(GB_FLOAT32, GB_SUM, 0, COUNT);
+  void *at = on_device("0123456789abcdef", 16);
+  OK(device->ops->pinned(device, 4096, &flag, &flag_device, &error));
+  OK(device->ops->wait_flag(device, flag_device, 1, stream, &error));
+  OK(gbi_native_all_reduce(native, at, at, 4, GB_FLOAT32, GB_SUM, 0, 0, stream,
+                           &error));
+  GB_CHECK_INT(pthread_create(&thread, NULL, abort_and_say, NULL), 0);
+  usleep(200000);
+  GB_CHECK(!atomic_load(&abort_ended));
+  gb_error error = {0};
+  GB_CHECK_INT(gbi_native_check(native, &error), GB_ERR_ABORTED); /* no wait */
+  __atomic_store_n((uint64_t *)flag, 1, __ATOMIC_RELEASE);
+  pthread_join(thread, NULL);
+  OK(device->ops->stream_sync(device, stream, &error));
+  device->ops->free_pinned(device, flag);
+  device->ops->free_memory(device, at);
+  close_all();
+}
+
+GB_TEST(native, nccl_abort_behind_a_gate, .ranks = 2) {
+  abort_behind_a_gate(GBI_NVIDIA);
+}
+GB_TEST(native, rccl_abort_behind_a_gate, .ranks = 2) {
+  abort_behind_a_gate(GBI_AMD);
+}
+
+/* A peer that is late for the first use, not absent: the call waits for it. */
+GB_TEST(native, first_use_waits_for_a_late_peer, .ranks = 2) {
+  open_all(GBI_NVIDIA);
+  if (gb_rank() == 1) usleep(300000);
+  reduce_all_ways(GB_FLOAT32, GB_SUM, 0, COUNT);
+  all_to_all();
+  close_all();
+}
+
 /* The same, without anybody who aborts: as much patience as open had. */
 GB_TEST(native, first_use_ends_with_its_patience, .ranks = 2) {
   gb_error error = {0};
@@ -966,6 +1014,95 @@ GB_TEST(native, nccl_mismatch_ends_by_abort, .ranks = 2) {
 }
 GB_TEST(native, rccl_mismatch_ends_by_abort, .ranks = 2) {
   mismatch(GBI_AMD);
+}
+
+/* --- the fake itself ----------------------------------------------------- */
+
+#define LOOK(returns, name, parameters, needed) \
+  returns(*name) parameters;                    \
+  *(void **)&name = dlsym(nccl->handle, #name); \
+  GB_CHECK(name != NULL);
+
+/* What native does not use: blocking communicators, groups in groups, the
+ * magic of a native handle, memory of the library's. */
+static void the_rest_of_the_api(gbi_vendor vendor) {
+  const gbi_nccl *nccl = NULL;
+  ncclUniqueId id;
+  ncclComm_t comm = NULL;
+  int number = -1;
+  void *memory = NULL;
+  float four[4] = {1, 2, 3, 4}, got[4];
+  open_device(vendor, 0);
+  OK(gbi_nccl_load(vendor, &nccl, &error));
+  GBI_NCCL_MORE_FUNCTIONS(LOOK)
+  share_id((uint8_t *)&id);
+  GB_CHECK_INT(ncclCommInitRank(&comm, gb_world(), id, gb_rank()), 0);
+  GB_CHECK(*(uint64_t *)comm == UINT64_C(0x0280028002800280));
+  GB_CHECK_INT(ncclCommCount(comm, &number), 0);
+  GB_CHECK_INT(number, gb_world());
+  GB_CHECK_INT(ncclCommUserRank(comm, &number), 0);
+  GB_CHECK_INT(number, gb_rank());
+  GB_CHECK_INT(ncclCommCuDevice(comm, &number), 0);
+  GB_CHECK_INT(number, 0);
+  void *at = on_device(four, sizeof four);
+  GB_CHECK_INT(nccl->ncclGroupStart(), 0);
+  GB_CHECK_INT(nccl->ncclGroupStart(), 0);
+  GB_CHECK_INT(
+      nccl->ncclAllReduce(at, at, 4, ncclFloat32, ncclSum, comm, stream), 0);
+  GB_CHECK_INT(nccl->ncclGroupEnd(), 0);
+  OK(device->ops->stream_query(device, stream, &error)); /* not launched */
+  GB_CHECK_INT(ncclBcast(at, 4, ncclFloat32, 1, comm, stream), 0);
+  GB_CHECK_INT(nccl->ncclGroupEnd(), 0);
+  from_device(got, at, sizeof got);
+  for (int i = 0; i < 4; i++) GB_CHECK(got[i] == four[i] * gb_world());
+  GB_CHECK_INT(nccl->ncclGroupEnd(), ncclInvalidUsage);
+  GB_CHECK_INT(
+      nccl->ncclAllReduce(at, at, 4, (ncclDataType_t)99, ncclSum, comm, stream),
+      ncclInvalidArgument);
+  GB_CHECK_INT(nccl->ncclSend(at, 4, ncclFloat32, 7, comm, stream),
+               ncclInvalidArgument);
+  /* The driver would need a current context. */
+  if (vendor == GBI_AMD) GB_CHECK_INT(ncclMemAlloc(&memory, 100), 0);
+  if (vendor == GBI_AMD) GB_CHECK_INT(ncclMemFree(memory), 0);
+  GB_CHECK_INT(nccl->ncclCommFinalize(comm), 0);
+  GB_CHECK_INT(
+      nccl->ncclAllReduce(at, at, 4, ncclFloat32, ncclSum, comm, stream),
+      ncclInvalidUsage);
+  GB_CHECK_INT(nccl->ncclCommDestroy(comm), 0);
+  device->ops->free_memory(device, at);
+}
+
+GB_TEST(native, nccl_fake_has_the_rest, .ranks = 2) {
+  the_rest_of_the_api(GBI_NVIDIA);
+}
+GB_TEST(native, rccl_fake_has_the_rest, .ranks = 2) {
+  the_rest_of_the_api(GBI_AMD);
+}
+
+/* A non-blocking communicator that is called too early. */
+GB_TEST(native, fake_refuses_calls_in_progress) {
+  const gbi_nccl *nccl = NULL;
+  ncclUniqueId id;
+  ncclComm_t comm = NULL;
+  ncclResult_t state;
+  ncclConfig_t config = GBI_NCCL_CONFIG_INIT(0), bad = config;
+  bad.magic = 1;
+  open_device(GBI_NVIDIA, 0);
+  OK(gbi_nccl_load(GBI_NVIDIA, &nccl, &error));
+  share_id((uint8_t *)&id);
+  GB_CHECK_INT(nccl->ncclCommInitRankConfig(&comm, 2, id, 0, &bad),
+               ncclInvalidArgument);
+  GB_CHECK_INT(nccl->ncclCommInitRankConfig(&comm, 2, id, 0, &config),
+               ncclInProgress);
+  GB_CHECK_INT(nccl->ncclCommGetAsyncError(comm, &state), ncclSuccess);
+  GB_CHECK_INT(state, ncclInProgress);
+  void *at = on_device("0123456789abcdef", 16);
+  GB_CHECK_INT(
+      nccl->ncclAllReduce(at, at, 4, ncclFloat32, ncclSum, comm, stream),
+      ncclInvalidArgument);
+  GB_CHECK_TEXT(nccl->ncclGetLastError(NULL), "before the previous operation");
+  GB_CHECK_INT(nccl->ncclCommAbort(comm), 0);
+  device->ops->free_memory(device, at);
 }
 
 /* A kernel that nobody joins keeps close waiting for its deadline only. */

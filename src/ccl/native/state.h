@@ -90,9 +90,9 @@ gb_status gbi_native_fail(const gbi_native *native, ncclResult_t result,
                           const char *what, gb_error *error);
 gb_status gbi_native_fail_aborted(const gbi_native *native, const char *what,
                                   gb_error *error);
-/* Takes `inside` and gives the communicator, or ABORTED and nothing is held. */
-gb_status gbi_native_enter(gbi_native *native, const char *what,
-                           ncclComm_t *comm_p, gb_error *error);
+/* Takes `inside` and gives the communicator; false: it was aborted, and nothing
+ * is held. */
+bool gbi_native_enter(gbi_native *native, ncclComm_t *comm_p);
 void gbi_native_leave(gbi_native *native);
 /* Waits until the communicator is not in progress any more. `aborted` may be
  * NULL. TIMEOUT, ABORTED, or what it failed with. */
