@@ -11,6 +11,7 @@ struct CUmod_st;
 struct CUfunc_st;
 struct CUgraph_st;
 struct CUgraphExec_st;
+struct CUuserObject_st;
 
 /* CUstreamBatchMemOpParams: operation, address, value, flags, each at a
  * multiple of 8 bytes. */
@@ -71,6 +72,14 @@ enum {
   X(cuGraphLaunch, 0, (struct CUgraphExec_st *, gbi_cu_stream))                \
   X(cuGraphDestroy, 0, (struct CUgraph_st *))                                  \
   X(cuGraphExecDestroy, 0, (struct CUgraphExec_st *))                          \
+  X(cuUserObjectCreate, 0,                                                     \
+    (struct CUuserObject_st **, void *, void (*)(void *), unsigned int,        \
+     unsigned int))                                                            \
+  X(cuUserObjectRetain, 0, (struct CUuserObject_st *, unsigned int))           \
+  X(cuUserObjectRelease, 0, (struct CUuserObject_st *, unsigned int))          \
+  X(cuGraphRetainUserObject, 0,                                                \
+    (struct CUgraph_st *, struct CUuserObject_st *, unsigned int,              \
+     unsigned int))                                                            \
   X(cuEventSynchronize, 0, (gbi_cu_event))                                     \
   X(cuEventElapsedTime_v2, 0, (float *, gbi_cu_event, gbi_cu_event))           \
   X(cuEventElapsedTime, 0, (float *, gbi_cu_event, gbi_cu_event))              \
@@ -116,8 +125,6 @@ FAKE_CUDA_FUNCTIONS(FAKE_DECLARE)
 gbi_cu_result fake_cu_enter(const char *function, const void *caller,
                             int *device_p);
 gbi_cu_result fake_cu_primary(int device, gbi_cu_context *context_p);
-/* The engine's handle: NULL for every name of the legacy stream. */
-void *fake_cu_stream(gbi_cu_stream stream);
 
 #define FAKE_CU_ENTER(device_p)                                         \
   do {                                                                  \

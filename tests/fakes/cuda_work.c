@@ -7,16 +7,6 @@ struct CUmod_st {
   int device;
 };
 
-enum { LEGACY = 1, PER_THREAD = 2 };
-
-void *fake_cu_stream(gbi_cu_stream stream) {
-  uintptr_t value = (uintptr_t)stream;
-  if (value == PER_THREAD)
-    fake_check_failed(fake_call_name(), fake_call_site(), NULL, NULL,
-                      "the per-thread default stream is not modelled");
-  return value == LEGACY ? NULL : stream;
-}
-
 static void *at(gbi_cu_address address) {
   return (void *)(uintptr_t)address;
 }
@@ -47,25 +37,25 @@ gbi_cu_result cuStreamCreateWithPriority(gbi_cu_stream *stream,
 
 gbi_cu_result cuStreamDestroy_v2(gbi_cu_stream stream) {
   FAKE_CU_ENTER(NULL);
-  return fake_code(fake_stream_free((fake_stream *)fake_cu_stream(stream)));
+  return fake_code(fake_stream_free((fake_stream *)stream));
 }
 
 gbi_cu_result cuStreamQuery(gbi_cu_stream stream) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(fake_stream_query(device, fake_cu_stream(stream)));
+  return fake_code(fake_stream_query(device, stream));
 }
 
 gbi_cu_result cuStreamSynchronize(gbi_cu_stream stream) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(fake_stream_sync(device, fake_cu_stream(stream)));
+  return fake_code(fake_stream_sync(device, stream));
 }
 
 /* Copies what does not change. */
 static gbi_cu_result look(int device, gbi_cu_stream handle, fake_stream *copy) {
   fake_lock();
-  fake_stream *stream = fake_stream_at_locked(device, fake_cu_stream(handle));
+  fake_stream *stream = fake_stream_at_locked(device, handle);
   if (stream) *copy = *stream;
   fake_unlock();
   return stream ? GBI_CU_SUCCESS : FAKE_CU_ERROR_INVALID_HANDLE;
@@ -114,7 +104,7 @@ gbi_cu_result cuEventDestroy_v2(gbi_cu_event event) {
 gbi_cu_result cuEventRecord(gbi_cu_event event, gbi_cu_stream stream) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(fake_event_record(device, event, fake_cu_stream(stream)));
+  return fake_code(fake_event_record(device, event, stream));
 }
 
 gbi_cu_result cuEventQuery(gbi_cu_event event) {
@@ -143,7 +133,7 @@ gbi_cu_result cuStreamWaitEvent(gbi_cu_stream stream, gbi_cu_event event,
                                 unsigned int flags) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(fake_stream_wait(device, fake_cu_stream(stream), event));
+  return fake_code(fake_stream_wait(device, stream, event));
 }
 
 /* The driver believes the name of the function: what is said to be the device's
@@ -162,8 +152,7 @@ gbi_cu_result cuMemcpyDtoHAsync_v2(void *to, gbi_cu_address from, size_t bytes,
   FAKE_CU_ENTER(&device);
   if (bytes && (!is_device(from) || !is_host(to)))
     return GBI_CU_ERROR_INVALID_VALUE;
-  return fake_code(
-      fake_copy(device, to, at(from), bytes, fake_cu_stream(stream)));
+  return fake_code(fake_copy(device, to, at(from), bytes, stream));
 }
 
 gbi_cu_result cuMemcpyHtoDAsync_v2(gbi_cu_address to, const void *from,
@@ -172,8 +161,7 @@ gbi_cu_result cuMemcpyHtoDAsync_v2(gbi_cu_address to, const void *from,
   FAKE_CU_ENTER(&device);
   if (bytes && (!is_device(to) || !is_host(from)))
     return GBI_CU_ERROR_INVALID_VALUE;
-  return fake_code(
-      fake_copy(device, at(to), from, bytes, fake_cu_stream(stream)));
+  return fake_code(fake_copy(device, at(to), from, bytes, stream));
 }
 
 gbi_cu_result cuMemcpyDtoDAsync_v2(gbi_cu_address to, gbi_cu_address from,
@@ -182,16 +170,14 @@ gbi_cu_result cuMemcpyDtoDAsync_v2(gbi_cu_address to, gbi_cu_address from,
   FAKE_CU_ENTER(&device);
   if (bytes && (!is_device(to) || !is_device(from)))
     return GBI_CU_ERROR_INVALID_VALUE;
-  return fake_code(
-      fake_copy(device, at(to), at(from), bytes, fake_cu_stream(stream)));
+  return fake_code(fake_copy(device, at(to), at(from), bytes, stream));
 }
 
 gbi_cu_result cuMemcpyAsync(gbi_cu_address to, gbi_cu_address from,
                             size_t bytes, gbi_cu_stream stream) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(
-      fake_copy(device, at(to), at(from), bytes, fake_cu_stream(stream)));
+  return fake_code(fake_copy(device, at(to), at(from), bytes, stream));
 }
 
 gbi_cu_result cuMemcpy(gbi_cu_address to, gbi_cu_address from, size_t bytes) {
@@ -230,16 +216,14 @@ gbi_cu_result cuMemsetD8Async(gbi_cu_address to, unsigned char value,
                               size_t count, gbi_cu_stream stream) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(
-      fake_fill(device, at(to), value, 1, count, fake_cu_stream(stream)));
+  return fake_code(fake_fill(device, at(to), value, 1, count, stream));
 }
 
 gbi_cu_result cuMemsetD32Async(gbi_cu_address to, unsigned int value,
                                size_t count, gbi_cu_stream stream) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(
-      fake_fill(device, at(to), value, 4, count, fake_cu_stream(stream)));
+  return fake_code(fake_fill(device, at(to), value, 4, count, stream));
 }
 
 enum { FLUSH = 1 << 30 };
@@ -251,7 +235,7 @@ static gbi_cu_result wait_value(int device, gbi_cu_stream stream,
   if (compare > FAKE_NOR) return GBI_CU_ERROR_INVALID_VALUE;
   fake_value wanted = {at(address), value, ~(uint64_t)0, bytes,
                        (fake_compare)compare};
-  return fake_code(fake_wait_value(device, fake_cu_stream(stream), &wanted));
+  return fake_code(fake_wait_value(device, stream, &wanted));
 }
 
 static gbi_cu_result write_value(int device, gbi_cu_stream stream,
@@ -259,7 +243,7 @@ static gbi_cu_result write_value(int device, gbi_cu_stream stream,
                                  int bytes, unsigned int flags) {
   if (flags) return GBI_CU_ERROR_INVALID_VALUE;
   fake_value written = {at(address), value, ~(uint64_t)0, bytes, FAKE_EQ};
-  return fake_code(fake_write_value(device, fake_cu_stream(stream), &written));
+  return fake_code(fake_write_value(device, stream, &written));
 }
 
 gbi_cu_result cuStreamWaitValue32_v2(gbi_cu_stream stream,
@@ -359,8 +343,7 @@ gbi_cu_result cuLaunchHostFunc(gbi_cu_stream stream, void (*run)(void *),
                                void *arg) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(
-      fake_host_function(device, fake_cu_stream(stream), run, arg));
+  return fake_code(fake_host_function(device, stream, run, arg));
 }
 
 static gbi_cu_result load_module(int device, struct CUmod_st **module_p,
@@ -413,28 +396,29 @@ gbi_cu_result cuLaunchKernel(struct CUfunc_st *function, unsigned int grid_x,
                         {block_x, block_y, block_z},
                         shared_bytes,
                         NULL};
-  return fake_code(fake_kernel_launch(device, fake_cu_stream(stream),
-                                      (const fake_kernel *)function, &launch,
-                                      params));
+  return fake_code(fake_kernel_launch(
+      device, stream, (const fake_kernel *)function, &launch, params));
 }
 
 gbi_cu_result cuStreamIsCapturing(gbi_cu_stream stream, unsigned int *state) {
   int device, now = 0;
   FAKE_CU_ENTER(&device);
-  fake_result result =
-      fake_capture_state(device, fake_cu_stream(stream), &now, NULL);
+  fake_result result = fake_capture_state(device, stream, &now, NULL, NULL);
   *state = (unsigned int)now;
   return fake_code(result);
 }
 
 static gbi_cu_result capture_info(int device, gbi_cu_stream stream,
-                                  unsigned int *state, uint64_t *id) {
+                                  unsigned int *state, uint64_t *id,
+                                  struct CUgraph_st **graph_p) {
   int now = 0;
   uint64_t number = 0;
+  fake_graph *graph = NULL;
   fake_result result =
-      fake_capture_state(device, fake_cu_stream(stream), &now, &number);
+      fake_capture_state(device, stream, &now, &number, &graph);
   *state = (unsigned int)now;
   if (id && now == FAKE_CAPTURE_ACTIVE) *id = number;
+  if (graph_p) *graph_p = (struct CUgraph_st *)graph;
   return fake_code(result);
 }
 
@@ -444,10 +428,9 @@ gbi_cu_result cuStreamGetCaptureInfo_v2(gbi_cu_stream stream,
                                         const void ***needs, size_t *count) {
   int device;
   FAKE_CU_ENTER(&device);
-  if (graph) *graph = NULL;
   if (needs) *needs = NULL;
   if (count) *count = 0;
-  return capture_info(device, stream, state, id);
+  return capture_info(device, stream, state, id, graph);
 }
 
 gbi_cu_result cuStreamGetCaptureInfo_v3(gbi_cu_stream stream,
@@ -457,11 +440,44 @@ gbi_cu_result cuStreamGetCaptureInfo_v3(gbi_cu_stream stream,
                                         size_t *count) {
   int device;
   FAKE_CU_ENTER(&device);
-  if (graph) *graph = NULL;
   if (needs) *needs = NULL;
   if (edges) *edges = NULL;
   if (count) *count = 0;
-  return capture_info(device, stream, state, id);
+  return capture_info(device, stream, state, id, graph);
+}
+
+gbi_cu_result cuUserObjectCreate(struct CUuserObject_st **object, void *arg,
+                                 void (*destroy)(void *), unsigned int refs,
+                                 unsigned int flags) {
+  FAKE_CU_ENTER(NULL);
+  if (!destroy || !refs || flags != 1) return GBI_CU_ERROR_INVALID_VALUE;
+  *object = (struct CUuserObject_st *)fake_object_new(destroy, arg, (int)refs);
+  return GBI_CU_SUCCESS;
+}
+
+gbi_cu_result cuUserObjectRetain(struct CUuserObject_st *object,
+                                 unsigned int count) {
+  FAKE_CU_ENTER(NULL);
+  fake_object_keep((fake_object *)object, (int)count);
+  return GBI_CU_SUCCESS;
+}
+
+gbi_cu_result cuUserObjectRelease(struct CUuserObject_st *object,
+                                  unsigned int count) {
+  FAKE_CU_ENTER(NULL);
+  fake_object_drop((fake_object *)object, (int)count);
+  return GBI_CU_SUCCESS;
+}
+
+gbi_cu_result cuGraphRetainUserObject(struct CUgraph_st *graph,
+                                      struct CUuserObject_st *object,
+                                      unsigned int count, unsigned int flags) {
+  enum { MOVE = 1 };
+  FAKE_CU_ENTER(NULL);
+  if (!graph || !object || flags > MOVE) return GBI_CU_ERROR_INVALID_VALUE;
+  if (flags != MOVE) fake_object_keep((fake_object *)object, (int)count);
+  fake_graph_hold((fake_graph *)graph, (fake_object *)object, (int)count);
+  return GBI_CU_SUCCESS;
 }
 
 gbi_cu_result cuThreadExchangeStreamCaptureMode(unsigned int *mode) {
@@ -475,8 +491,7 @@ gbi_cu_result cuThreadExchangeStreamCaptureMode(unsigned int *mode) {
 gbi_cu_result cuStreamBeginCapture_v2(gbi_cu_stream stream, unsigned int mode) {
   int device;
   FAKE_CU_ENTER(&device);
-  return fake_code(
-      fake_capture_begin(device, fake_cu_stream(stream), (int)mode));
+  return fake_code(fake_capture_begin(device, stream, (int)mode));
 }
 
 gbi_cu_result cuStreamEndCapture(gbi_cu_stream stream,
@@ -484,8 +499,7 @@ gbi_cu_result cuStreamEndCapture(gbi_cu_stream stream,
   int device;
   FAKE_CU_ENTER(&device);
   fake_graph *captured = NULL;
-  fake_result result =
-      fake_capture_end(device, fake_cu_stream(stream), &captured);
+  fake_result result = fake_capture_end(device, stream, &captured);
   *graph = (struct CUgraph_st *)captured;
   return fake_code(result);
 }
@@ -505,8 +519,7 @@ gbi_cu_result cuGraphLaunch(struct CUgraphExec_st *exec, gbi_cu_stream stream) {
   int device;
   FAKE_CU_ENTER(&device);
   if (!exec) return GBI_CU_ERROR_INVALID_VALUE;
-  return fake_code(
-      fake_graph_launch(device, (fake_graph *)exec, fake_cu_stream(stream)));
+  return fake_code(fake_graph_launch(device, (fake_graph *)exec, stream));
 }
 
 gbi_cu_result cuGraphDestroy(struct CUgraph_st *graph) {

@@ -53,6 +53,13 @@ void crashes(void (*what)(void)) {
   if (WIFEXITED(status)) GB_CHECK_TEXT(text, "SEGV");
 }
 
+void ends_with(void (*what)(void), const char *text) {
+  char got[TEXT_BYTES];
+  int status = run(what, got);
+  GB_CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+  GB_CHECK_TEXT(got, text);
+}
+
 int lives(void (*what)(void)) {
   char text[TEXT_BYTES];
   struct timespec before, after;

@@ -8,6 +8,8 @@
 void dies(void (*what)(void), const char *const *texts);
 /* Ends by a signal, or by the exit code that a sanitizer makes of one. */
 void crashes(void (*what)(void));
+/* Ends itself with an exit code that is not 0, having printed `text`. */
+void ends_with(void (*what)(void), const char *text);
 /* Ends with exit code 0. Milliseconds that it took. */
 int lives(void (*what)(void));
 

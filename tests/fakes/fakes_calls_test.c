@@ -427,3 +427,30 @@ GB_TEST(fakes, capture_modes) {
   GB_CHECK_INT(mode, RELAXED);
   CU(cuGraphExecDestroy(end(captured)));
 }
+
+static int destroyed;
+static void note_destroyed(void *arg) {
+  destroyed += *(int *)arg;
+}
+
+/* What a captured operation needs lives as long as something can replay it. */
+GB_TEST(fakes, user_objects_live_as_long_as_the_graph) {
+  start();
+  gbi_cu_stream stream = new_stream();
+  struct CUgraph_st *graph = NULL;
+  struct CUuserObject_st *object;
+  unsigned state;
+  uint64_t id;
+  size_t count;
+  const void **needs;
+  int by = 1;
+  CU(cuUserObjectCreate(&object, &by, note_destroyed, 1, 1));
+  CU(cuStreamBeginCapture_v2(stream, RELAXED));
+  CU(cuStreamGetCaptureInfo_v2(stream, &state, &id, &graph, &needs, &count));
+  GB_CHECK(graph && state == FAKE_CAPTURE_ACTIVE);
+  CU(cuGraphRetainUserObject(graph, object, 1, 1)); /* moved into it */
+  struct CUgraphExec_st *exec = end(stream);
+  GB_CHECK_INT(destroyed, 0);
+  CU(cuGraphExecDestroy(exec));
+  GB_CHECK_INT(destroyed, 1);
+}

@@ -3,8 +3,6 @@
  * through. */
 #include "fakes/fakes_test.h"
 
-#include <pthread.h>
-
 static const char *const race[] = {"nothing orders the two",
                                    "FAKE_GPU_SEED=", NULL};
 
@@ -24,6 +22,23 @@ static scene set(void) {
                  .memory = new_memory(8192),
                  .host = new_pinned(8192),
                  .flags = new_pinned(4096)};
+}
+
+/* A kernel that stands still until it is told to go on. */
+typedef struct standing {
+  uint64_t begun, go;
+} standing;
+
+static void stand(void *arg) {
+  standing *at = arg;
+  raise_flag(&at->begun, 1);
+  await(&at->go, 1);
+}
+
+/* On a stream: once it has begun, so has all before it, and no flag of the
+ * GPU's has told the host so. */
+static void stand_on(gbi_cu_stream stream, standing *kernel) {
+  GB_CHECK_INT(fake_gpu_enqueue(stream, "stand", NULL, 0, stand, kernel), 0);
 }
 
 /* The write waits for a gate that opens after the read's enqueueing: whichever
@@ -56,40 +71,42 @@ GB_TEST(fakes, a_missing_event_is_caught) {
   lives(with_event);
 }
 
-static void unchecked(void) {
-  setenv("FAKE_GPU_CHECKS", "0", 1);
+static void nothing(void *arg) {}
+
+static void two_writers(void) {
   scene s = set();
-  CU(cuMemsetD8Async(s.memory, 1, 4096, s.a));
-  CU(cuMemcpyDtoHAsync_v2(s.host, s.memory, 4096, s.b));
-  CU(cuStreamSynchronize(s.a));
-  CU(cuStreamSynchronize(s.b));
+  fake_range range = {(void *)(uintptr_t)s.memory, 64, 1};
+  fake_gpu_enqueue(s.a, "one", &range, 1, nothing, NULL);
+  fake_gpu_enqueue(s.b, "two", &range, 1, nothing, NULL);
+  CU(cuCtxSynchronize());
+}
+
+static void two_writers_unchecked(void) {
+  setenv("FAKE_GPU_CHECKS", "0", 1);
+  two_writers();
   GB_CHECK_INT(counted().checks, 0);
 }
 
 GB_TEST(fakes, checks_can_be_left_out) {
-  lives(unchecked);
+  dies(two_writers, race);
+  lives(two_writers_unchecked);
 }
 
-/* Two streams that only read never race; a writer must wait for both. */
+/* Two streams that only read never race; a writer must wait for both, not only
+ * for the one that read last. */
 static void write_after_reads(int events) {
   scene s = set();
   char *other = new_pinned(8192);
   gbi_cu_event second = new_event();
   gbi_cu_stream writer = new_stream();
-  CU(cuMemsetD8Async(s.memory, 1, 4096, s.a));
-  CU(cuStreamSynchronize(s.a));
-  gate(s.a, &s.flags[0], 1);
-  gate(s.b, &s.flags[0], 1);
-  CU(cuMemcpyDtoHAsync_v2(s.host, s.memory, 4096, s.a));
-  CU(cuMemcpyDtoHAsync_v2(other, s.memory, 4096, s.b));
+  CU(cuMemcpyDtoHAsync_v2(s.host, s.memory, 4096, s.b));
+  CU(cuMemcpyDtoHAsync_v2(other, s.memory, 4096, s.a));
   CU(cuEventRecord(s.event, s.a));
   CU(cuEventRecord(second, s.b));
-  raise_flag(&s.flags[0], 1);
   CU(cuStreamWaitEvent(writer, s.event, 0));
   if (events == 2) CU(cuStreamWaitEvent(writer, second, 0));
   CU(cuMemsetD8Async(s.memory, 2, 4096, writer));
   CU(cuStreamSynchronize(writer));
-  CU(cuStreamSynchronize(s.b));
 }
 
 static void after_one_reader(void) {
@@ -129,13 +146,13 @@ GB_TEST(fakes, ranges_are_exact_to_the_byte) {
 /* What a later write covers only in part is still there beside it. */
 static void touch_the_rest_of(void) {
   scene s = set();
-  gate(s.a, &s.flags[0], 1);
+  standing kernel = {0, 1};
   CU(cuMemsetD8Async(s.memory, 1, 3000, s.a));
   CU(cuMemsetD8Async(s.memory + 1000, 1, 1000, s.a));
-  raise_flag(&s.flags[0], 1);
+  stand_on(s.a, &kernel);
+  await(&kernel.begun, 1);
   CU(cuMemsetD8Async(s.memory + 2500, 2, 10, s.b));
-  CU(cuStreamSynchronize(s.b));
-  CU(cuStreamSynchronize(s.a));
+  CU(cuCtxSynchronize());
 }
 
 GB_TEST(fakes, what_is_left_of_a_cut_range_counts) {
@@ -243,6 +260,49 @@ static void handshake(void) {
 
 GB_TEST(fakes, flags_may_go_down_again) {
   lives(handshake);
+}
+
+/* The host opens the gate before it knows of b, and looks at b before the gate
+ * is passed: that is no order. */
+static void learn_after_opening(void) {
+  scene s = set();
+  standing kernel = {0, 0};
+  stand_on(s.a, &kernel);
+  gate(s.a, &s.flags[0], 1);
+  CU(cuMemsetD8Async(s.memory, 1, 64, s.a));
+  raise_flag(&s.flags[0], 1);
+  CU(cuMemsetD8Async(s.memory, 2, 64, s.b));
+  CU(cuStreamSynchronize(s.b));
+  raise_flag(&kernel.go, 1);
+  CU(cuStreamSynchronize(s.a));
+}
+
+GB_TEST(fakes, opening_a_gate_gives_what_was_known_then) {
+  dies(learn_after_opening, race);
+}
+
+/* Where the flag goes down between two waits, the second one gets what the host
+ * knew when it raised it again. */
+static void learn_while_up(void) {
+  scene s = set();
+  standing kernel = {0, 0};
+  stand_on(s.a, &kernel);
+  CU(cuStreamWaitValue64_v2(s.a, on_device(&s.flags[0]), 1, 1));
+  CU(cuStreamWriteValue64_v2(s.a, on_device(&s.flags[0]), 0, 0));
+  CU(cuStreamWaitValue64_v2(s.a, on_device(&s.flags[0]), 1, 1));
+  CU(cuMemsetD8Async(s.memory, 1, 64, s.a));
+  raise_flag(&s.flags[0], 1);
+  CU(cuMemsetD8Async(s.memory, 2, 64, s.b));
+  CU(cuStreamSynchronize(s.b)); /* both waits see it up */
+  raise_flag(&kernel.go, 1);
+  while (__atomic_load_n(&s.flags[0], __ATOMIC_ACQUIRE)) {
+  }
+  raise_flag(&s.flags[0], 1);
+  CU(cuStreamSynchronize(s.a));
+}
+
+GB_TEST(fakes, a_gate_that_shut_again_gives_what_is_known_later) {
+  lives(learn_while_up);
 }
 
 static void after_synchronising(int how) {
@@ -353,17 +413,6 @@ GB_TEST(fakes, dead_things_are_known) {
   dies(use_destroyed_event, (const char *[]){"was destroyed", NULL});
 }
 
-/* A kernel that stands still until it is told to go on. */
-typedef struct standing {
-  uint64_t begun, go;
-} standing;
-
-static void stand(void *arg) {
-  standing *at = arg;
-  raise_flag(&at->begun, 1);
-  await(&at->go, 1);
-}
-
 GB_TEST(fakes, destinations_are_poison_until_they_are_written) {
   scene s = set();
   standing kernel = {0, 0};
@@ -446,3 +495,33 @@ static void kernel_races(void) {
 GB_TEST(fakes, kernels_are_checked_as_well) {
   dies(kernel_races, (const char *[]){"another kernel called at", NULL});
 }
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define WITH_TSAN 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(WITH_TSAN)
+
+/* Has seen the flag, and reads the data without an acquire. */
+static void read_without_acquire(void) {
+  scene s = set();
+  gate(s.a, &s.flags[0], 1);
+  CU(cuMemsetD8Async(s.memory, 1, 64, s.a));
+  CU(cuMemcpyDtoHAsync_v2(s.host, s.memory, 64, s.a));
+  CU(cuStreamWriteValue64_v2(s.a, on_device(&s.flags[16]), 1, 0));
+  raise_flag(&s.flags[0], 1);
+  while (!__atomic_load_n(&s.flags[16], __ATOMIC_RELAXED)) {
+  }
+  volatile char got = s.host[0];
+  (void)got;
+}
+
+GB_TEST(fakes, tsan_sees_a_load_before_its_flag) {
+  ends_with(read_without_acquire, "data race");
+}
+#else
+GB_TEST(fakes, tsan_sees_a_load_before_its_flag) {
+  gb_test_skip("only in a build with the thread sanitizer");
+}
+#endif

@@ -433,7 +433,7 @@ typedef struct fake_graph fake_graph;
 fake_result fake_capture_begin(int device, void *stream, int mode);
 fake_result fake_capture_end(int device, void *stream, fake_graph **graph_p);
 fake_result fake_capture_state(int device, void *stream, int *state_p,
-                               uint64_t *id_p);
+                               uint64_t *id_p, fake_graph **graph_p);
 int fake_capture_mode_exchange(int mode);
 /* A call that must not happen while a stream captures: breaks what captures
  * and says so. */
@@ -447,6 +447,13 @@ fake_result fake_capture_join_locked(fake_stream *stream,
                                      fake_capture *capture);
 fake_result fake_graph_copy(fake_graph *graph, fake_graph **copy_p);
 void fake_graph_free(fake_graph *graph);
+/* `destroy` runs when the last reference goes. */
+typedef struct fake_object fake_object;
+fake_object *fake_object_new(void (*destroy)(void *), void *arg, int refs);
+void fake_object_keep(fake_object *object, int count);
+void fake_object_drop(fake_object *object, int count);
+/* Takes `count` references over. */
+void fake_graph_hold(fake_graph *graph, fake_object *object, int count);
 fake_result fake_graph_launch(int device, fake_graph *graph, void *stream);
 
 #endif

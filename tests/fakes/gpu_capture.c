@@ -21,12 +21,26 @@ struct fake_capture {
   int mode;
   uint64_t id;
   bool broken, ended;
-  fake_op *head, **tail;
+  fake_graph *graph;
+  fake_op **tail;
   fake_capture *next;
 };
 
+typedef struct held {
+  struct held *next;
+  fake_object *object;
+  int count;
+} held;
+
 struct fake_graph {
   fake_op *head;
+  held *objects;
+};
+
+struct fake_object {
+  int refs;
+  void (*destroy)(void *arg);
+  void *arg;
 };
 
 static fake_capture *captures; /* those that last */
@@ -78,7 +92,8 @@ fake_result fake_capture_begin(int device, void *handle, int mode) {
     capture->thread = pthread_self();
     capture->mode = mode;
     capture->id = ++last_id;
-    capture->tail = &capture->head;
+    capture->graph = fake_new(sizeof *capture->graph);
+    capture->tail = &capture->graph->head;
     capture->next = captures;
     captures = capture;
     stream->capture = capture;
@@ -106,10 +121,65 @@ static void free_ops(fake_op *op) {
   }
 }
 
+fake_object *fake_object_new(void (*destroy)(void *), void *arg, int refs) {
+  fake_object *object = fake_new(sizeof *object);
+  object->refs = refs;
+  object->destroy = destroy;
+  object->arg = arg;
+  return object;
+}
+
+void fake_object_keep(fake_object *object, int count) {
+  fake_lock();
+  object->refs += count;
+  fake_unlock();
+}
+
+/* Like a host function's, what it runs must not call the driver. */
+void fake_object_drop(fake_object *object, int count) {
+  fake_lock();
+  object->refs -= count;
+  bool last = object->refs <= 0;
+  fake_unlock();
+  if (!last) return;
+  fake_enter_engine("user object's destructor");
+  object->destroy(object->arg);
+  fake_enter_engine(NULL);
+  free(object);
+}
+
+static void hold_locked(fake_graph *graph, fake_object *object, int count) {
+  held *h = fake_new(sizeof *h);
+  h->object = object;
+  h->count = count;
+  h->next = graph->objects;
+  graph->objects = h;
+}
+
+void fake_graph_hold(fake_graph *graph, fake_object *object, int count) {
+  fake_lock();
+  hold_locked(graph, object, count);
+  fake_unlock();
+}
+
+void fake_graph_free(fake_graph *graph) {
+  if (!graph) return;
+  fake_lock();
+  free_ops(graph->head);
+  fake_unlock();
+  for (held *h = graph->objects, *next; h; h = next) {
+    next = h->next;
+    fake_object_drop(h->object, h->count);
+    free(h);
+  }
+  free(graph);
+}
+
 fake_result fake_capture_end(int device, void *handle, fake_graph **graph_p) {
   fake_lock();
   fake_stream *stream = fake_stream_at_locked(device, handle);
   fake_capture *capture = stream ? stream->capture : NULL;
+  fake_graph *broken = NULL;
   fake_result result = FAKE_OK;
   if (!capture) {
     result = FAKE_BAD_VALUE;
@@ -121,21 +191,20 @@ fake_result fake_capture_end(int device, void *handle, fake_graph **graph_p) {
   } else {
     leave_all(capture);
     if (capture->broken) {
-      free_ops(capture->head);
+      broken = capture->graph;
       result = FAKE_CAPTURE_INVALIDATED;
     } else {
-      fake_graph *graph = fake_new(sizeof *graph);
-      graph->head = capture->head;
-      *graph_p = graph;
+      *graph_p = capture->graph;
     }
-    capture->head = NULL;
+    capture->graph = NULL;
   }
   fake_unlock();
+  fake_graph_free(broken);
   return result;
 }
 
 fake_result fake_capture_state(int device, void *handle, int *state_p,
-                               uint64_t *id_p) {
+                               uint64_t *id_p, fake_graph **graph_p) {
   fake_lock();
   fake_stream *stream = fake_stream_at_locked(device, handle);
   fake_result result = stream ? FAKE_OK : FAKE_BAD_HANDLE;
@@ -147,6 +216,7 @@ fake_result fake_capture_state(int device, void *handle, int *state_p,
   } else if (capture) {
     *state_p = capture->broken ? FAKE_CAPTURE_BROKEN : FAKE_CAPTURE_ACTIVE;
     if (id_p) *id_p = capture->id;
+    if (graph_p) *graph_p = capture->broken ? NULL : capture->graph;
   }
   fake_unlock();
   return result;
@@ -229,19 +299,16 @@ static fake_op *copy_ops(const fake_op *op) {
 }
 
 fake_result fake_graph_copy(fake_graph *graph, fake_graph **copy_p) {
-  fake_lock();
   fake_graph *copy = fake_new(sizeof *copy);
+  fake_lock();
   copy->head = copy_ops(graph->head);
+  for (held *h = graph->objects; h; h = h->next) {
+    h->object->refs += h->count;
+    hold_locked(copy, h->object, h->count);
+  }
   fake_unlock();
   *copy_p = copy;
   return FAKE_OK;
-}
-
-void fake_graph_free(fake_graph *graph) {
-  fake_lock();
-  free_ops(graph->head);
-  fake_unlock();
-  free(graph);
 }
 
 fake_result fake_graph_launch(int device, fake_graph *graph, void *handle) {

@@ -66,7 +66,12 @@ fake_result fake_stream_new(int device, bool blocking, int priority,
 }
 
 fake_stream *fake_stream_at_locked(int device, void *handle) {
-  fake_stream *stream = handle ? handle : legacy_locked(device);
+  enum { LEGACY = 1, PER_THREAD = 2 }; /* handles that are no pointers */
+  if ((uintptr_t)handle == PER_THREAD)
+    fake_check_failed(fake_call_name(), fake_call_site(), NULL, NULL,
+                      "the per-thread default stream is not modelled");
+  bool legacy = !handle || (uintptr_t)handle == LEGACY;
+  fake_stream *stream = legacy ? legacy_locked(device) : handle;
   if (!stream) return NULL;
   if (stream->magic == DEAD)
     fake_check_failed(fake_call_name(), fake_call_site(), NULL, NULL,
@@ -83,6 +88,10 @@ fake_result fake_stream_free(fake_stream *handle) {
   if (!handle) return FAKE_BAD_HANDLE;
   fake_lock();
   fake_stream *stream = fake_stream_at_locked(0, handle);
+  if (!stream || stream->legacy) {
+    fake_unlock();
+    return FAKE_BAD_HANDLE;
+  }
   stream->magic = DEAD;
   stream->dead = true;
   if (stream->capture) fake_capture_break_locked(stream->capture);

@@ -276,22 +276,71 @@ gbi_hip_result hipStreamIsCapturing(gbi_hip_stream stream,
   FAKE_HIP_ENTER();
   int now = 0;
   fake_result result =
-      fake_capture_state(fake_hip_device(), stream, &now, NULL);
+      fake_capture_state(fake_hip_device(), stream, &now, NULL, NULL);
   *state = (unsigned int)now;
   return fake_hip_result(fake_code(result));
+}
+
+static unsigned int capture_info(gbi_hip_stream stream, unsigned int *state,
+                                 unsigned long long *id, fake_graph **graph) {
+  int now = 0;
+  uint64_t number = 0;
+  fake_result result =
+      fake_capture_state(fake_hip_device(), stream, &now, &number, graph);
+  *state = (unsigned int)now;
+  if (id) *id = number;
+  return fake_code(result);
 }
 
 gbi_hip_result hipStreamGetCaptureInfo(gbi_hip_stream stream,
                                        unsigned int *state,
                                        unsigned long long *id) {
   FAKE_HIP_ENTER();
-  int now = 0;
-  uint64_t number = 0;
-  fake_result result =
-      fake_capture_state(fake_hip_device(), stream, &now, &number);
-  *state = (unsigned int)now;
-  if (id) *id = number;
-  return fake_hip_result(fake_code(result));
+  return fake_hip_result(capture_info(stream, state, id, NULL));
+}
+
+gbi_hip_result hipStreamGetCaptureInfo_v2(gbi_hip_stream stream,
+                                          unsigned int *state,
+                                          unsigned long long *id,
+                                          struct ihipGraph **graph,
+                                          const void ***needs, size_t *count) {
+  FAKE_HIP_ENTER();
+  fake_graph *captured = NULL;
+  unsigned int code = capture_info(stream, state, id, &captured);
+  if (graph) *graph = (struct ihipGraph *)captured;
+  if (needs) *needs = NULL;
+  if (count) *count = 0;
+  return fake_hip_result(code);
+}
+
+gbi_hip_result hipUserObjectCreate(struct hipUserObject **object, void *arg,
+                                   void (*destroy)(void *), unsigned int refs,
+                                   unsigned int flags) {
+  FAKE_HIP_ENTER();
+  if (!destroy || !refs || flags != 1)
+    return fake_hip_result(GBI_HIP_ERROR_INVALID_VALUE);
+  *object = (struct hipUserObject *)fake_object_new(destroy, arg, (int)refs);
+  return GBI_HIP_SUCCESS;
+}
+
+gbi_hip_result hipUserObjectRelease(struct hipUserObject *object,
+                                    unsigned int count) {
+  FAKE_HIP_ENTER();
+  fake_object_drop((fake_object *)object, (int)count);
+  return GBI_HIP_SUCCESS;
+}
+
+gbi_hip_result hipGraphRetainUserObject(struct ihipGraph *graph,
+                                        struct hipUserObject *object,
+                                        unsigned int count,
+                                        unsigned int flags) {
+  enum { MOVE = 1 };
+  FAKE_HIP_ENTER();
+  if (!graph || !object || flags > MOVE)
+    return fake_hip_result(GBI_HIP_ERROR_INVALID_VALUE);
+  if (flags != MOVE) fake_object_keep((fake_object *)object, (int)count);
+  fake_graph_hold((fake_graph *)graph, (fake_object *)object, (int)count);
+  return GBI_HIP_SUCCESS;
 }
 
 gbi_hip_result hipThreadExchangeStreamCaptureMode(unsigned int *mode) {
