@@ -1,5 +1,6 @@
 #include "core/gpu.h"
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
@@ -254,11 +255,11 @@ static gb_status pin_ring(gbi_gpu *gpu, uint64_t least, gb_error *error) {
     gb_status status =
         gpu->ops->pinned(gpu->device, HALVES * bytes, &host, &device, &why);
     if (status == GB_OK) break;
-    if (status != GB_ERR_MEMORY || bytes / 2 < least) {
+    if (status != GB_ERR_MEMORY || bytes == least) {
       if (error) *error = why;
       return status;
     }
-    bytes /= 2;
+    bytes = GBI_MAX(bytes / 2, least);
   }
   if (bytes < gpu->p.ring_bytes)
     GBI_WARN("core",
@@ -547,8 +548,10 @@ static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
   half *h = &gpu->halves[gpu->turn];
   GBI_TRY(ops->event_record(d, gpu->began, stream, c->error));
   int lanes = hosted ? GBI_LANES : 1;
+  if (GBI_FAULT("gpu.begin") == GBI_FAULT_FAIL) lanes = 0;
   for (int i = 0; i < lanes; i++)
     GBI_TRY(ops->stream_wait(d, gpu->lanes[i], gpu->began, c->error));
+  if (GBI_FAULT("gpu.ring") == GBI_FAULT_FAIL) return GB_OK;
   if (!hosted || !h->used) return GB_OK;
   GBI_TRY(ops->stream_wait(d, gpu->lanes[GBI_LANE_OUT], h->returned, c->error));
   return ops->wait_flag(d, gpu->flags_device + ARRIVED_AT, h->arrived,
@@ -563,7 +566,8 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
   const gbi_staged *staged = c->turn->shape->staged;
   gbi_event event = done ? done : gpu->ended;
   GBI_TRY(ops->event_record(d, event, gpu->lanes[GBI_LANE_MAIN], c->error));
-  if (!done) GBI_TRY(ops->stream_wait(d, stream, event, c->error));
+  if (!done && GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
+    GBI_TRY(ops->stream_wait(d, stream, event, c->error));
   if (!hosted) return GB_OK;
   half *h = &gpu->halves[gpu->turn];
   GBI_TRY(ops->event_record(d, h->returned, gpu->lanes[GBI_LANE_IN], c->error));

@@ -418,6 +418,15 @@ static gb_status run_hook(const driver *d, const gbi_call *call,
                        g->p.who[g->p.rank], text);
 }
 
+/* What the island's library has met meanwhile, in this rank's name. */
+static gb_status check_gpu(const gb_group *g, gb_error *error) {
+  gb_error why;
+  gb_status status = gbi_gpu_check(g->p.gpu, &why);
+  if (status == GB_OK) return GB_OK;
+  return gbi_fail_rank(error, status, g->members[g->p.rank], "%s: %.1900s",
+                       g->p.who[g->p.rank], why.text);
+}
+
 /* Nothing moves: deadline, hook, questions. */
 static gb_status look_around(driver *d, gb_error *error) {
   gb_group *g = d->g;
@@ -436,6 +445,7 @@ static gb_status look_around(driver *d, gb_error *error) {
     d->next_hook_ns = now + SLICE_MS * GBI_NS_PER_MS;
   }
   if (now >= work->deadline_ns) return fail_late(g, work, error);
+  if (g->p.gpu) GBI_TRY(check_gpu(g, error));
   if (now >= d->next_hook_ns) {
     d->next_hook_ns = now + SLICE_MS * GBI_NS_PER_MS;
     GBI_TRY(run_hook(d, &task->call, error));
@@ -654,6 +664,7 @@ static void notice_failure(gb_group *g) {
     g->failure = error;
   }
   pthread_mutex_unlock(&g->works->lock);
+  if (g->p.gpu) gbi_gpu_fail(g->p.gpu);
 }
 
 static gb_status call_sync(gb_group *g, gb_work *work, gb_error *error) {
@@ -819,8 +830,16 @@ static gb_status check_parts(gb_group *g, const gbi_coll *coll,
   return status;
 }
 
+/* Nobody may be waiting: whoever asks or calls sees it first. */
+static void notice_gpu(gb_group *g) {
+  gb_error cause, shared;
+  if (!g->p.gpu || check_gpu(g, &cause) == GB_OK) return;
+  (void)gbi_control_settle(g->p.control, &cause, &shared);
+}
+
 gb_status gbi_group_check(gb_group *g, gb_error *error) {
   GBI_TRY(gbi_group_usable(g, error));
+  notice_gpu(g);
   notice_failure(g);
   pthread_mutex_lock(&g->works->lock);
   /* What is queued still runs while the job is being closed. */
@@ -847,6 +866,15 @@ static void settle_issued(gb_group *g, gb_work *work) {
   pthread_mutex_unlock(&g->state_lock);
   atomic_fetch_sub(&work->turn.shape->users, 1);
   settle_work(g, work, NULL);
+}
+
+/* The others may go on into a call that this rank cannot make. */
+static void give_up(gb_group *g, const gb_error *why, gb_error *error) {
+  gb_error cause;
+  gbi_fail_rank(&cause, why->status, g->members[g->p.rank], "%s: %.1900s",
+                g->p.who[g->p.rank], why->text);
+  (void)gbi_control_settle(g->p.control, &cause, error);
+  notice_failure(g);
 }
 
 /* With the GPU's lock held. The host's part is queued before the first gate is
@@ -877,14 +905,14 @@ static gb_status issue(gb_group *g, gb_work *work, gbi_event done,
                            gbi_gpu_stream(), done, &why);
   if (!work->hosted) settle_issued(g, work);
   if (status == GB_OK) return GB_OK;
-  gb_error cause;
-  gbi_fail_rank(&cause, status, g->members[g->p.rank],
-                "%s could not enqueue a call: %.1800s", g->p.who[g->p.rank],
-                why.text);
-  (void)gbi_control_settle(g->p.control, &cause, error);
-  notice_failure(g);
-  gbi_gpu_fail(g->p.gpu);
+  give_up(g, &why, error);
   return status;
+}
+
+/* What is wrong with the arguments is wrong on every rank, and said there. */
+static bool is_refusal(gb_status status) {
+  return status == GB_ERR_ARGUMENT || status == GB_ERR_UNSUPPORTED ||
+         status == GB_ERR_BUSY;
 }
 
 static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
@@ -896,9 +924,11 @@ static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
   gb_work *work = gbi_work_new(g->works, coll, in, out, factor);
   if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
   gbi_event done = NULL;
+  gb_error why;
   gbi_gpu_lock(gpu);
-  gb_status status = gbi_gpu_prepare(gpu, g->p.policy, &env, coll, in, out,
-                                     &work->turn, error);
+  gb_status status =
+      gbi_gpu_prepare(gpu, g->p.policy, &env, coll, in, out, &work->turn, &why);
+  if (status != GB_OK && error) *error = why;
   if (status == GB_OK && work_p) status = gbi_gpu_take_event(gpu, &done, error);
   if (status == GB_OK) {
     status = issue(g, work, done, error);
@@ -907,6 +937,8 @@ static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
   }
   if (status != GB_OK && done) gbi_gpu_give_event(gpu, done);
   gbi_gpu_unlock(gpu);
+  if (status != GB_OK && !work->turn.shape && !is_refusal(status))
+    give_up(g, &why, error);
   if (status == GB_OK && work_p) {
     work->gpu = gpu;
     work->event = done;
@@ -921,6 +953,7 @@ gb_status gbi_group_call_scaled(gb_group *g, const gbi_coll *coll,
                                 const void *in, void *out, double factor,
                                 gb_work **work_p, gb_error *error) {
   GBI_TRY(check_mesh(g, coll, error));
+  notice_gpu(g);
   notice_failure(g);
   if (GBI_UNLIKELY(g->p.own_policy || g->p.own_bridge))
     GBI_TRY(check_parts(g, coll, error));

@@ -1,5 +1,6 @@
 #include "core/stage.h"
 
+#include "base/fault.h"
 #include "base/memory.h"
 #include "codec/codec.h"
 
@@ -147,6 +148,7 @@ static int64_t record(maker *m, int lane) {
 static void wait_event(maker *m, int lane, int other, int64_t event) {
   if (event <= m->seen[lane][other]) return;
   m->seen[lane][other] = event;
+  if (GBI_FAULT("gpu.wait") == GBI_FAULT_FAIL) return;
   emit(m, (gbi_stage_op){.verb = GBI_STAGE_WAIT,
                          .lane = (uint8_t)lane,
                          .number = (uint32_t)event});
@@ -163,6 +165,7 @@ static void wait_release(maker *m, int lane, int64_t step) {
   uint32_t number = release_of(m, step);
   if (number <= m->raised[lane]) return;
   m->raised[lane] = number;
+  if (GBI_FAULT("gpu.release") == GBI_FAULT_FAIL) return;
   emit(m,
        (gbi_stage_op){
            .verb = GBI_STAGE_ARRIVED, .lane = (uint8_t)lane, .number = number});
@@ -366,6 +369,7 @@ static void stage_host(maker *m, uint32_t index) {
     wait_event(m, GBI_LANE_OUT, GBI_LANE_MAIN, m->event[dep]);
     step.gate = raise(m);
   }
+  if (GBI_FAULT("gpu.gate") == GBI_FAULT_FAIL) step.gate = 0;
   step.src = gbi_ref_to(GBI_SCRATCH, at_in);
   step.dst = gbi_ref_to(GBI_SCRATCH, at_out);
   m->failed |= gbi_plan_add(m->out->host, &step) != (uint32_t)mine;

@@ -248,6 +248,11 @@ typedef struct fake_settings {
   bool checks, lazy, blocking, alloc_sync, ring, lock;
 } fake_settings;
 
+/* Who gives up opens every gate at once, by a value that no gate waits for:
+ * from then on what runs is garbage that nobody is to look at, and nothing that
+ * the clocks could check. */
+#define FAKE_OPEN_ALL (UINT64_C(1) << 62)
+
 /* Differs between the two libraries; each defines one. */
 typedef struct fake_vendor {
   const char *name;
@@ -272,6 +277,7 @@ typedef struct fake_gpu {
   int deepest;
   size_t pinned;
   bool mine;
+  bool abandoned; /* a wait saw FAKE_OPEN_ALL */
 } fake_gpu;
 extern fake_gpu gpu;
 

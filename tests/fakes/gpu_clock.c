@@ -146,6 +146,7 @@ void fake_host_learns_stream_locked(const fake_stream *stream) {
 void fake_flag_passed_locked(fake_op *op, uint64_t value) {
   fake_clock *clock = op->stream->clock;
   if (!clock) return;
+  if (value >= FAKE_OPEN_ALL) gpu.abandoned = true;
   fake_clock_join(clock, op->flag.passed ? op->flag.passed
                                          : clock_behind(&op->flag, value));
   fake_flag_forgets_locked(op);
@@ -208,6 +209,7 @@ static bool cut(fake_memory *memory, int i, uintptr_t begin, uintptr_t end) {
 static void check_against(const fake_op *op, const fake_access *access,
                           bool writes) {
   if ((!writes && !access->writes) || ordered(access, op)) return;
+  if (gpu.abandoned) return;
   fake_check_failed(
       op->what, op->site, access->what, access->site,
       "%s of bytes that %s, and nothing orders the two (%p, %zu bytes; "

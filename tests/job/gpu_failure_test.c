@@ -1,0 +1,312 @@
+/* What goes wrong on GPUs ends on every rank, in time, with the cause: bad
+ * memory, calls that do not match, a library that fails, a rank that is killed
+ * while gates are closed, too little pinned memory, a GPU that two ranks of an
+ * island would drive (S034). And what a steady call must not do: allocate, wait
+ * on the host, call the vendor's runtime from the worker. In builds with fault
+ * points, each thing that orders a call on the streams is left out once, and
+ * the fakes' clocks must notice. */
+#include "job/gpu.h"
+
+#include <dlfcn.h>
+
+#include "fakes/fakes.h"
+
+enum { COUNT = 5000 };
+
+static gb_status sum(gb_job *job, pair p, size_t n, gb_work **work_p,
+                     gb_error *error) {
+  gb_buffer buffer = {p.device, n, GB_FLOAT32};
+  return gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, work_p, error);
+}
+
+static void fill(pair p, float value) {
+  for (size_t i = 0; i < p.bytes / 4; i++) ((float *)p.host)[i] = value;
+  upload(p);
+}
+
+static void must_hold(pair p, size_t n, float value) {
+  download(p);
+  for (size_t i = 0; i < n; i++)
+    if (((float *)p.host)[i] != value)
+      gb_test_fail(__FILE__, __LINE__, "element %zu is %g, not %g", i,
+                   (double)((float *)p.host)[i], (double)value);
+}
+
+/* Until the job has failed here. */
+static void await_failure(gb_job *job, gb_error *error) {
+  double start = test_now();
+  while (gb_group_check(gb_job_world(job), error) == GB_OK) {
+    if (test_now() - start > 15)
+      gb_test_fail(__FILE__, __LINE__, "the job did not fail");
+    nap_ms(5);
+  }
+}
+
+/* ---- what a call gives ---- */
+
+GB_TEST(gpu_call, async, .ranks = 4, .vendors = "nnaa") {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair a = new_pair(COUNT * 4), b = new_pair(COUNT * 4);
+  gb_work *first = NULL, *second = NULL;
+  for (int round = 0; round < 20; round++) {
+    fill(a, (float)(gb_rank() + 1));
+    fill(b, 2);
+    MUST(sum(job, a, COUNT, &first, error));
+    MUST(sum(job, b, COUNT, &second, error));
+    MUST(gb_work_wait(first, 0, error)); /* the stream waits, not the host */
+    MUST(gb_work_wait(second, 0, error));
+    must_hold(a, COUNT, 10);
+    must_hold(b, COUNT, 8);
+    int done = 0;
+    MUST(gb_work_test(second, &done, error));
+    GB_CHECK_INT(done, 1);
+    gb_work_release(first);
+    gb_work_release(second);
+  }
+  close_on_gpu(job);
+}
+
+GB_TEST(gpu_call, subgroup, .ranks = 4, .vendors = "nnaa") {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(COUNT * 4);
+  const int ends[] = {0, 3};
+  gb_group *group = NULL;
+  if (gb_rank() % 3 == 0) {
+    MUST(gb_group_open(job, ends, 2, NULL, &group, error));
+    gb_buffer buffer = {p.device, COUNT, GB_FLOAT32};
+    fill(p, (float)gb_rank());
+    MUST(gb_all_reduce(group, &buffer, GB_SUM, NULL, error));
+    must_hold(p, COUNT, 3);
+  }
+  fill(p, 1);
+  MUST(sum(job, p, COUNT, NULL, error));
+  must_hold(p, COUNT, 4);
+  close_on_gpu(job);
+}
+
+/* ---- what it must not do ---- */
+
+static void count(const char *function, fake_gpu_counts *counts) {
+  char path[700];
+  snprintf(path, sizeof path, "%s", getenv("GPUBRIDGE_CUDA_LIB"));
+  if (is_amd())
+    memcpy(strstr(path, "cuda/libcuda.so.1"), "hip/libamdhip64.so.6", 21);
+  void *fake = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  GB_CHECK(fake);
+  void (*ask)(fake_gpu_counts *);
+  *(void **)&ask = dlsym(fake, function);
+  GB_CHECK(ask);
+  ask(counts);
+}
+
+/* ROCm lets no more than 64 operations wait on a stream without waiting too. */
+static void await_stream(void) {
+  gb_error error;
+  double start = test_now();
+  while (gpu->ops->stream_query(gpu, user, &error) == GB_ERR_BUSY) {
+    GB_CHECK(test_now() - start < 10);
+    nap_ms(1);
+  }
+}
+
+GB_TEST(gpu_call, steady_calls_cost_nothing_extra, .ranks = 4,
+        .vendors = "nnaa") {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(COUNT * 4);
+  fill(p, 1);
+  for (int i = 0; i < 5; i++) MUST(sum(job, p, COUNT, NULL, error));
+  download(p);
+  fake_gpu_counts all, here, all_after, here_after;
+  count("fake_gpu_count", &all);
+  count("fake_gpu_count_here", &here);
+  for (int i = 0; i < 20; i++) {
+    MUST(sum(job, p, COUNT, NULL, error));
+    await_stream();
+  }
+  count("fake_gpu_count", &all_after);
+  count("fake_gpu_count_here", &here_after);
+  GB_CHECK_INT(all_after.allocations - all.allocations, 0);
+  GB_CHECK_INT(all_after.blocking - all.blocking, 0);
+  /* Every call of the runtime was made here, none by the worker. (A kernel of
+   * the fake library is no call.) */
+  GB_CHECK_INT(all_after.calls - all.calls, here_after.calls - here.calls);
+  download(p);
+  close_on_gpu(job);
+}
+
+/* ---- what is refused ---- */
+
+GB_TEST(gpu_refuses, memory_of_the_host, .ranks = 2, .vendors = "na") {
+  gb_job *job = open_on_gpu(20000, NULL);
+  float value = 1;
+  gb_buffer buffer = {&value, 1, GB_FLOAT32};
+  gb_error error;
+  gb_status status =
+      gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, NULL, &error);
+  must_be_refused(status, GB_ERR_ARGUMENT, &error, "on the host");
+  pair p = new_pair(64);
+  fill(p, 1);
+  MUST(sum(job, p, 16, NULL, error)); /* nothing is lost */
+  must_hold(p, 16, 2);
+  close_on_gpu(job);
+}
+
+GB_TEST(gpu_refuses, what_the_library_cannot_reduce, .ranks = 4,
+        .vendors = "nnaa") {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(64);
+  gb_buffer buffer = {p.device, 16, GB_INT32};
+  gb_error error;
+  gb_status status =
+      gb_all_reduce(gb_job_world(job), &buffer, GB_BXOR, NULL, &error);
+  must_be_refused(status, GB_ERR_UNSUPPORTED, &error, "cannot be reduced");
+  close_on_gpu(job);
+}
+
+/* Both ranks of the island name one GPU: every rank hears it. */
+GB_TEST(gpu_refuses, one_gpu_for_two_ranks, .ranks = 3, .vendors = "nna") {
+  gb_job *job;
+  gb_error error;
+  if (!is_amd())
+    setenv("FAKE_GPU_UUID", "GPU-00000000-0000-0000-0000-000000000001", 1);
+  use_fakes();
+  gb_status status = try_open_on_gpu(20000, NULL, &job, &error);
+  must_be_refused(status, GB_ERR_REFUSED, &error, "same GPU");
+}
+
+GB_TEST(gpu_refuses, no_such_device, .ranks = 2, .vendors = "na") {
+  gb_job_params params = GB_JOB_PARAMS_INIT;
+  gb_job *job;
+  gb_error error;
+  use_fakes();
+  params.timeout_ms = 20000;
+  params.vendor = is_amd() ? "amd" : "nvidia";
+  params.device = gb_rank() ? 0 : 5;
+  gb_status status = gb_job_open(&params, &job, &error);
+  GB_CHECK(status != GB_OK);
+  GB_CHECK_TEXT(error.text, "5");
+}
+
+/* ---- pinned memory ---- */
+
+GB_TEST(gpu_pinned, a_smaller_ring_does, .ranks = 2, .vendors = "na") {
+  setenv("FAKE_GPU_PINNED_MOST", "12000000", 1);
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(2000000);
+  fill(p, 1);
+  MUST(sum(job, p, 500000, NULL, error));
+  must_hold(p, 500000, 2);
+  close_on_gpu(job);
+}
+
+GB_TEST(gpu_pinned, none_at_all, .ranks = 2, .vendors = "na") {
+  setenv("FAKE_GPU_PINNED_MOST", "1500000", 1);
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(1000000);
+  gb_error error = {.text = ""};
+  gb_status status = sum(job, p, 250000, NULL, &error);
+  must_be_refused(status, GB_ERR_MEMORY, &error, "Pinned memory");
+  close_on_gpu(job);
+}
+
+/* ---- failures ---- */
+
+GB_TEST(gpu_fails, calls_that_do_not_match, .ranks = 2, .vendors = "na") {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(COUNT * 4);
+  gb_error error;
+  fill(p, 1);
+  (void)sum(job, p, gb_rank() ? 100 : 200, NULL, &error);
+  await_failure(job, &error);
+  GB_CHECK_TEXT(error.text, "100");
+  GB_CHECK_TEXT(error.text, "200");
+  MUST(gpu->ops->stream_sync(gpu, user, error)); /* nothing waits any more */
+  close_on_gpu(job);
+}
+
+/* The others' gates are closed when it dies. */
+static void die(int victim) {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(COUNT * 4);
+  gb_error error;
+  fill(p, 1);
+  MUST(sum(job, p, COUNT, NULL, error));
+  must_hold(p, COUNT, (float)gb_world());
+  meet(0);
+  if (gb_rank() == victim) {
+    nap_ms(100);
+    kill(getpid(), SIGKILL);
+  }
+  (void)sum(job, p, COUNT, NULL, &error);
+  double start = test_now();
+  await_failure(job, &error);
+  if (test_now() - start > 3)
+    gb_test_fail(__FILE__, __LINE__, "it took %.1f s", test_now() - start);
+  char name[16];
+  snprintf(name, sizeof name, "rank %d", victim);
+  GB_CHECK_TEXT(error.text, name);
+  MUST(gpu->ops->stream_sync(gpu, user, error));
+  close_on_gpu(job);
+}
+
+GB_TEST(gpu_fails, a_leader_is_killed, .ranks = 4, .vendors = "nnaa",
+        .expect = "00k0") {
+  die(2);
+}
+GB_TEST(gpu_fails, a_member_is_killed, .ranks = 4, .vendors = "nnaa",
+        .expect = "0k00") {
+  die(1);
+}
+
+GB_TEST(gpu_fails, the_library_reports_an_error, .ranks = 4,
+        .vendors = "nnaa") {
+  if (gb_rank() == 3) setenv("FAKE_NCCL_FAIL", "async:3:6", 1);
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(COUNT * 4);
+  gb_error error;
+  fill(p, 1);
+  for (int i = 0; i < 3; i++) (void)sum(job, p, COUNT, NULL, &error);
+  await_failure(job, &error);
+  GB_CHECK_TEXT(error.text, "rank 3");
+  MUST(gpu->ops->stream_sync(gpu, user, error));
+  close_on_gpu(job);
+}
+
+/* ---- what keeps order, left out ---- */
+
+static void ends(int signal) {
+  (void)signal;
+  _exit(3);
+}
+
+/* A failed check of the fakes aborts: the rank ends with 3. Several calls, of
+ * several chunks, so that every kind of wait is there to be left out. */
+static void run_disordered(void) {
+  signal(SIGABRT, ends);
+  setenv("GPUBRIDGE_CHUNK_BYTES", "4096", 1);
+  setenv("GPUBRIDGE_STAGING_BYTES", "65536", 1);
+  setenv("FAKE_GPU_SEED", "3", 1);
+  gb_job *job = open_on_gpu(5000, NULL);
+  pair p = new_pair(40000 * 4);
+  gb_error error;
+  for (int i = 0; i < 4; i++) {
+    fill(p, 1);
+    if (sum(job, p, 40000, NULL, &error) != GB_OK) _exit(4);
+    download(p);
+    for (size_t k = 0; k < 40000; k++)
+      if (((float *)p.host)[k] != 2) _exit(5); /* a wrong number got out */
+  }
+  _exit(0);
+}
+
+#define LEFT_OUT(name_, fault_)                                          \
+  GB_TEST(gpu_order, name_, .ranks = 2, .vendors = "na", .expect = "x?", \
+          .fault = fault_) {                                             \
+    run_disordered();                                                    \
+  }
+LEFT_OUT(behind_the_callers_stream, "gpu.begin@0:fail")
+LEFT_OUT(before_the_callers_stream, "gpu.end@0:fail")
+LEFT_OUT(between_lanes, "gpu.wait@0:fail")
+LEFT_OUT(for_what_arrived, "gpu.release@0:fail")
+LEFT_OUT(for_what_is_ready, "gpu.gate@0:fail")
+LEFT_OUT(for_the_ring, "gpu.ring@0:nth=3:fail")
