@@ -1,5 +1,5 @@
-/* ccl/native: an island's collectives by the vendor's own library, NCCL or RCCL,
- * on streams. Twins over one table of symbols, opened at run time where the
+/* ccl/native: an island's collectives by the vendor's own library, NCCL or
+ * RCCL, on streams. Twins over one table of symbols, opened at run time where the
  * installed torch keeps them (order: a setting, a copy already in the process,
  * torch's packages, the loader's default). RCCL brings the HIP runtime that it
  * was linked to: device/hip takes its entry points from there.
@@ -34,7 +34,8 @@ gb_status gbi_native_load(gbi_vendor vendor, const char **version_p,
 gb_status gbi_native_id(gbi_vendor vendor, uint8_t id[GBI_NATIVE_ID_BYTES],
                         gb_error *error);
 /* All members call it. PEER or TIMEOUT when the others do not. Blocks until all
- * are there; an aborted flag (may be NULL), set by another thread, ends it too. */
+ * are there; an aborted flag (may be NULL), set by another thread, ends it
+ * too. */
 gb_status gbi_native_open(gbi_device *device,
                           const uint8_t id[GBI_NATIVE_ID_BYTES],
                           int members_count, int me, uint64_t deadline_ns,
