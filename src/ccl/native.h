@@ -1,8 +1,8 @@
 /* ccl/native: an island's collectives by the vendor's own library, NCCL or
- * RCCL, on streams. Twins over one table of symbols, opened at run time where the
- * installed torch keeps them (order: a setting, a copy already in the process,
- * torch's packages, the loader's default). RCCL brings the HIP runtime that it
- * was linked to: device/hip takes its entry points from there.
+ * RCCL, on streams. Twins over one table of symbols, opened at run time where
+ * the installed torch keeps them (order: a setting, a copy already in the
+ * process, torch's packages, the loader's default). RCCL brings the HIP runtime
+ * that it was linked to: device/hip takes its entry points from there.
  *
  * A missing library or symbol is UNSUPPORTED, with what was looked for where.
  * Calls enqueue on `stream` and return; none waits for a peer, except `open`,
