@@ -27,9 +27,9 @@
  *                      "no-ring" to have none),
  *                      "rocm-lock" (stream synchronise holds the stream's lock)
  *   FAKE_NCCL_VERSION  what ncclGetVersion says, 22809
- *   FAKE_NCCL_FAIL     "function:ordinal:result": as above; "init:...": the n-th
- *                      opening fails in its thread; "async:ordinal:result": the
- *                      n-th operation fails asynchronously
+ *   FAKE_NCCL_FAIL     "function:ordinal:result": as above; "init:...": the
+ *                      n-th opening fails in its thread; "async:ordinal:
+ *                      result": the n-th operation fails asynchronously
  *
  * A failed check prints what, both call sites (the vendor functions' callers)
  * and the seed to stderr, and aborts the process: a test sees a dead rank. */
