@@ -34,7 +34,8 @@ gb_status gbi_native_load(gbi_vendor vendor, const char **version_p,
 gb_status gbi_native_id(gbi_vendor vendor, uint8_t id[GBI_NATIVE_ID_BYTES],
                         gb_error *error);
 /* All members call it. PEER or TIMEOUT when the others do not. Blocks until all
- * are there; an aborted flag (may be NULL), set by another thread, ends it. */
+ * are there; an aborted flag (may be NULL), set by another thread, ends it
+ * too. */
 gb_status gbi_native_open(gbi_device *device,
                           const uint8_t id[GBI_NATIVE_ID_BYTES],
                           int members_count, int me, uint64_t deadline_ns,

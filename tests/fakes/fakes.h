@@ -27,7 +27,8 @@
  *                      "no-ring" to have none),
  *                      "rocm-lock" (stream synchronise holds the stream's lock)
  *   FAKE_NCCL_VERSION  what ncclGetVersion says, 22809
- *   FAKE_NCCL_FAIL     "function:ordinal:result": as above; "async:ordinal:
+ *   FAKE_NCCL_FAIL     "function:ordinal:result": as above; "init:...": the
+ *                      n-th opening fails in its thread; "async:ordinal:
  *                      result": the n-th operation fails asynchronously
  *
  * Once a wait-value of 64 bits saw 2^62 or more, the clocks are no longer
