@@ -213,6 +213,7 @@ static gb_status open_gpu(connector *c, gb_error *error) {
   gbi_gpu_params params = {
       .device = c->job->device,
       .island_count = t->islands[t->island_of[spec->me]].count,
+      .rank = spec->me,
       .world = spec->count,
       .least_island = least_island(t),
       .ring_bytes = (uint64_t)gbi_core_setting("GPUBRIDGE_STAGING_BYTES"),

@@ -16,7 +16,8 @@ enum {
   CLOSE_MS = 5000,
   READY_AT = 0,
   ARRIVED_AT = 128,
-  BARRIER_BYTES = 64
+  BARRIER_BYTES = 64,
+  RECENT = 8
 };
 
 /* Every wait is for less. */
@@ -28,6 +29,15 @@ typedef struct half {
   gbi_event returned; /* the last copy from it */
   bool used;
 } half;
+
+/* A call that may still be under way, and what it uses. */
+typedef struct recent {
+  const void *in, *out;
+  size_t in_bytes, out_bytes;
+  bool scratch;
+  gbi_event over;
+  bool used;
+} recent;
 
 struct gbi_gpu {
   gbi_gpu_params p;
@@ -44,6 +54,8 @@ struct gbi_gpu {
   uint8_t *ring;       /* pinned; NULL until a call needs it */
   uint64_t ring_bytes; /* of one half */
   half halves[HALVES];
+  recent recents[RECENT]; /* the last calls, in turn from `next_recent` on */
+  int next_recent;
   int turn;
   uint64_t ready, arrived; /* the counters after everything enqueued */
   uint8_t *scratch;        /* device memory; NULL until a plan asks for it */
@@ -93,6 +105,8 @@ static gb_status make_streams(gbi_gpu *gpu, gb_error *error) {
   GBI_TRY(gpu->ops->event_new(d, &gpu->ended, error));
   for (int i = 0; i < HALVES; i++)
     GBI_TRY(gpu->ops->event_new(d, &gpu->halves[i].returned, error));
+  for (int i = 0; i < RECENT; i++)
+    GBI_TRY(gpu->ops->event_new(d, &gpu->recents[i].over, error));
   void *host, *device;
   GBI_TRY(gpu->ops->memory(d, BARRIER_BYTES, &gpu->barrier, error));
   GBI_TRY(gpu->ops->pinned(d, 4096, &host, &device, error));
@@ -186,6 +200,8 @@ static void free_streams(gbi_gpu *gpu) {
   for (int i = 0; i < HALVES; i++)
     if (gpu->halves[i].returned)
       gpu->ops->event_free(d, gpu->halves[i].returned);
+  for (int i = 0; i < RECENT; i++)
+    if (gpu->recents[i].over) gpu->ops->event_free(d, gpu->recents[i].over);
   for (int i = 0; i < gpu->events_count; i++)
     gpu->ops->event_free(d, gpu->events[i]);
 }
@@ -193,7 +209,7 @@ static void free_streams(gbi_gpu *gpu) {
 void gbi_gpu_close(gbi_gpu *gpu) {
   if (!gpu) return;
   uint64_t deadline = gbi_deadline_after_ms(CLOSE_MS);
-  bool settled = !gpu->lanes[GBI_LANE_IN] || settle(gpu, deadline);
+  bool settled = !gpu->lanes[GBI_LANES - 1] || settle(gpu, deadline);
   if (!settled) gbi_gpu_fail(gpu);
   if (gpu->native) gbi_native_close(gpu->native, deadline);
   if (!settled && !settle(gpu, gbi_deadline_after_ms(CLOSE_MS))) {
@@ -539,6 +555,52 @@ static gb_status run_op(const issue *c, const gbi_stage_op *op) {
   }
 }
 
+static bool overlap(const void *a, size_t a_bytes, const void *b,
+                    size_t b_bytes) {
+  uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+  return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
+}
+
+static recent describe(const issue *c) {
+  const gbi_gpu_shape *shape = c->turn->shape;
+  size_t size = gb_dtype_bytes((gb_dtype)shape->coll.dtype);
+  uint64_t in, out;
+  gbi_coll_extents(&shape->coll, c->gpu->p.rank, c->gpu->p.world, &in, &out);
+  return (recent){.in = c->in,
+                  .out = c->out,
+                  .in_bytes = in * size,
+                  .out_bytes = out * size,
+                  .scratch = shape->plan->scratch_bytes > 0,
+                  .used = true};
+}
+
+/* Whether the one before must be over: program order says so. */
+static bool must_follow(const recent *now, const recent *then) {
+  return (now->scratch && then->scratch) ||
+         overlap(now->out, now->out_bytes, then->out, then->out_bytes) ||
+         overlap(now->out, now->out_bytes, then->in, then->in_bytes) ||
+         overlap(now->in, now->in_bytes, then->out, then->out_bytes);
+}
+
+/* The lanes start behind the newest call that they must follow, and behind the
+ * oldest one, whose place this one takes. */
+static gb_status follow(const issue *c, int lanes) {
+  gbi_gpu *gpu = c->gpu;
+  recent now = describe(c);
+  recent *mine = &gpu->recents[gpu->next_recent];
+  const recent *newest = mine->used ? mine : NULL;
+  for (int i = 1; i < RECENT; i++) {
+    const recent *then = &gpu->recents[(gpu->next_recent + i) % RECENT];
+    if (then->used && must_follow(&now, then)) newest = then;
+  }
+  for (int i = 0; newest && i < lanes; i++)
+    GBI_TRY(gpu->ops->stream_wait(gpu->device, gpu->lanes[i], newest->over,
+                                  c->error));
+  now.over = mine->over;
+  *mine = now;
+  return GB_OK;
+}
+
 /* The lanes start behind the caller's stream, OUT also behind the call before
  * last, whose half of the ring this one takes. */
 static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
@@ -551,6 +613,7 @@ static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
   if (GBI_FAULT("gpu.begin") == GBI_FAULT_FAIL) lanes = 0;
   for (int i = 0; i < lanes; i++)
     GBI_TRY(ops->stream_wait(d, gpu->lanes[i], gpu->began, c->error));
+  if (GBI_FAULT("gpu.follow") != GBI_FAULT_FAIL) GBI_TRY(follow(c, lanes));
   if (GBI_FAULT("gpu.ring") == GBI_FAULT_FAIL) return GB_OK;
   if (!hosted || !h->used) return GB_OK;
   GBI_TRY(ops->stream_wait(d, gpu->lanes[GBI_LANE_OUT], h->returned, c->error));
@@ -565,7 +628,11 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
   gbi_device *d = gpu->device;
   const gbi_staged *staged = c->turn->shape->staged;
   gbi_event event = done ? done : gpu->ended;
-  GBI_TRY(ops->event_record(d, event, gpu->lanes[GBI_LANE_MAIN], c->error));
+  gbi_lane last = hosted ? GBI_LANE_END : GBI_LANE_MAIN;
+  recent *mine = &gpu->recents[gpu->next_recent];
+  gpu->next_recent = (gpu->next_recent + 1) % RECENT;
+  GBI_TRY(ops->event_record(d, mine->over, gpu->lanes[last], c->error));
+  GBI_TRY(ops->event_record(d, event, gpu->lanes[last], c->error));
   if (!done && GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
     GBI_TRY(ops->stream_wait(d, stream, event, c->error));
   if (!hosted) return GB_OK;

@@ -24,7 +24,7 @@ typedef struct gbi_gpu gbi_gpu;
 typedef struct gbi_gpu_params {
   gbi_device *device;                  /* borrowed for its life */
   int island_count, me[GBI_RESOURCES]; /* member indices, -1: none */
-  int world;
+  int rank, world;
   int least_island;       /* ranks of the smallest island of the group */
   uint64_t ring_bytes;
 } gbi_gpu_params;

@@ -418,11 +418,13 @@ static void finish(maker *m) {
   for (uint32_t i = m->head; i < m->count; i++)
     if (m->blocks[i].alive && m->blocks[i].r.place != GBI_SCRATCH)
       flush(m, &m->blocks[i]);
+  if (host->count)
+    wait_event(m, GBI_LANE_END, GBI_LANE_MAIN, record(m, GBI_LANE_MAIN));
   if (m->newest[GBI_LANE_IN] != NONE)
-    wait_event(m, GBI_LANE_MAIN, GBI_LANE_IN, m->newest[GBI_LANE_IN]);
+    wait_event(m, GBI_LANE_END, GBI_LANE_IN, m->newest[GBI_LANE_IN]);
   /* The caller may write its input after the call. */
   if (m->out->readies)
-    wait_event(m, GBI_LANE_MAIN, GBI_LANE_OUT, record(m, GBI_LANE_OUT));
+    wait_event(m, GBI_LANE_END, GBI_LANE_OUT, record(m, GBI_LANE_OUT));
   host->releases = gbi_malloc((host->count + 1) * sizeof *host->releases);
   if (!host->releases) {
     m->failed = true;

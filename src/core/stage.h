@@ -10,6 +10,9 @@
  * once `arrived` counts its release. A range that one step of the host leaves
  * and the next one takes stays in the ring.
  *
+ * The END lane waits for all of it, so that the next call's first steps need
+ * not.
+ *
  * Order: a lane waits only for events recorded, and for releases of host steps
  * whose gates were raised, by operations earlier in the list. So one hardware
  * queue for all lanes is enough, and no order of other calls can lock it. */
@@ -22,6 +25,7 @@ typedef enum gbi_lane {
   GBI_LANE_MAIN,
   GBI_LANE_OUT,
   GBI_LANE_IN,
+  GBI_LANE_END, /* waits for all others: the call is over */
   GBI_LANES
 } gbi_lane;
 

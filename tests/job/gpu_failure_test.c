@@ -279,38 +279,56 @@ static void ends(int signal) {
   _exit(3);
 }
 
-/* A failed check of the fakes aborts: the rank ends with 3. Several calls, of
- * several chunks, so that every kind of wait is there to be left out. */
-static void run_disordered(void) {
+/* A failed check of the fakes aborts: the rank ends with 3. Calls of many
+ * chunks on several buffers, all under way at once, so that every kind of wait
+ * is there to be left out. */
+static void run_disordered(const char *ring) {
+  enum { BUFFERS = 4, N = 40000 };
+  pair p[BUFFERS];
+  gb_work *works[BUFFERS + 1];
+  gb_error error;
   signal(SIGABRT, ends);
   setenv("GPUBRIDGE_CHUNK_BYTES", "4096", 1);
-  setenv("GPUBRIDGE_STAGING_BYTES", "65536", 1);
+  setenv("GPUBRIDGE_STAGING_BYTES", ring, 1);
   setenv("FAKE_GPU_SEED", "3", 1);
   gb_job *job = open_on_gpu(5000, NULL);
-  pair p = new_pair(40000 * 4);
-  gb_error error;
-  fill(p, 1);
-  for (int i = 0; i < 6; i++) /* they share the ring in turn */
-    if (sum(job, p, 40000, NULL, &error) != GB_OK) _exit(4);
-  download(p);
-  for (size_t k = 0; k < 40000; k++)
-    if (((float *)p.host)[k] != 64) _exit(5); /* a wrong number got out */
+  for (int i = 0; i < BUFFERS; i++) p[i] = new_pair(N * 4);
+  for (int i = 0; i < BUFFERS; i++) fill(p[i], (float)(i + 1));
+  /* Again on the first buffer, at once: program order says which is first. */
+  for (int i = 0; i <= BUFFERS; i++)
+    if (sum(job, p[i ? i - 1 : 0], N, &works[i], &error) != GB_OK) _exit(4);
+  for (int i = 0; i <= BUFFERS; i++) MUST(gb_work_wait(works[i], 0, error));
+  if (sum(job, p[1], N, NULL, &error) != GB_OK) _exit(4);
+  for (int i = 0; i < BUFFERS; i++) download(p[i]);
+  for (int i = 0; i < BUFFERS; i++)
+    for (size_t k = 0; k < N; k++) {
+      float want = (float)((i + 1) * (i < 2 ? 4 : 2));
+      if (((float *)p[i].host)[k] != want) _exit(5); /* a wrong number */
+    }
   _exit(0);
 }
 
-#define LEFT_OUT(name_, fault_)                                          \
+/* One that comes round within a call, and one that a call does not fill. */
+#define SMALL "65536"
+#define LARGE "1M"
+#define LEFT_OUT(name_, ring_, fault_)                                   \
   GB_TEST(gpu_order, name_, .ranks = 2, .vendors = "na", .expect = "x?", \
           .fault = fault_) {                                             \
-    run_disordered();                                                    \
+    run_disordered(ring_);                                               \
   }
-LEFT_OUT(behind_the_callers_stream, "gpu.begin@0:fail")
-LEFT_OUT(before_the_callers_stream, "gpu.end@0:fail")
+LEFT_OUT(behind_the_callers_stream, SMALL, "gpu.begin@0:fail")
+LEFT_OUT(behind_a_call_on_the_same_buffer, LARGE, "gpu.follow@0:nth=2:fail")
+LEFT_OUT(before_the_callers_stream, SMALL, "gpu.end@0:fail")
 #define WAITS(a, b, c)                                                       \
   "gpu.wait@0:nth=" #a ":fail,gpu.wait@0:nth=" #b ":fail,gpu.wait@0:nth=" #c \
   ":fail,"
-LEFT_OUT(between_lanes,
+LEFT_OUT(between_lanes, SMALL,
          WAITS(1, 2, 3) WAITS(4, 5, 6) WAITS(7, 8, 9) WAITS(10, 11, 12)
              WAITS(13, 14, 15) WAITS(16, 17, 18) WAITS(19, 20, 21) "")
-LEFT_OUT(for_what_arrived, "gpu.release@0:fail")
-LEFT_OUT(for_what_is_ready, "gpu.gate@0:fail")
-LEFT_OUT(for_the_ring, "gpu.ring@0:nth=3:fail")
+LEFT_OUT(for_what_arrived, SMALL, "gpu.release@0:fail")
+LEFT_OUT(for_what_is_ready, SMALL, "gpu.gate@0:fail")
+/* Nothing is left out: such calls are right. */
+GB_TEST(gpu_order, all_there, .ranks = 2, .vendors = "na") {
+  run_disordered(SMALL);
+}
+LEFT_OUT(for_the_ring, LARGE, "gpu.ring@0:nth=4:fail")
