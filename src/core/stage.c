@@ -313,7 +313,14 @@ static block *take_in(maker *m, const gbi_step *s, range in, uint32_t *gate_p) {
 static block *take_out(maker *m, const gbi_step *s, range out,
                        uint32_t *gate_p) {
   block *b = block_with(m, out);
-  if (b) return b;
+  if (b) {
+    /* Still being copied back from an earlier step, perhaps. */
+    if (b->flush != NONE) {
+      wait_event(m, GBI_LANE_OUT, GBI_LANE_IN, b->flush);
+      *gate_p = raise(m);
+    }
+    return b;
+  }
   for (uint32_t i = m->head; i < m->count; i++) {
     block *old = &m->blocks[i];
     if (!old->alive || !meet(old->r, out)) continue;

@@ -32,7 +32,8 @@
  *                      result": the n-th operation fails asynchronously
  *
  * Once a wait-value of 64 bits saw 2^62 or more, the clocks are no longer
- * checked in that process: somebody gave up and opened all gates.
+ * checked in that process, and copies move nothing: somebody gave up and opened
+ * all gates.
  *
  * A failed check prints what, both call sites (the vendor functions' callers)
  * and the seed to stderr, and aborts the process: a test sees a dead rank. */

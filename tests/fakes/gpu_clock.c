@@ -294,5 +294,5 @@ void fake_begin_locked(fake_op *op) {
     if (!op->ranges[i].writes) look_at(op, &op->ranges[i]);
   for (int i = 0; i < op->ranges_count; i++)
     if (op->ranges[i].writes) look_at(op, &op->ranges[i]);
-  poison_all(op);
+  if (!gpu.abandoned) poison_all(op);
 }

@@ -59,9 +59,11 @@ static void delay(const fake_op *op) {
 /* With the lock held again afterwards. */
 static void run_locked(fake_op *op) {
   fake_begin_locked(op);
+  bool moves = op->kind == FAKE_COPY || op->kind == FAKE_FILL;
+  bool skipped = gpu.abandoned && moves;
   fake_unlock();
   delay(op);
-  fake_execute(op);
+  if (!skipped) fake_execute(op);
   fake_lock();
   op->stream->completed = op->seq;
   if (op->stream->dead && !fake_outstanding_locked(op->stream))
