@@ -5,7 +5,7 @@ PYTHON ?= python3
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 
-.PHONY: build demo test test-quick bench format tidy clean install
+.PHONY: build demo test test-quick test-fakes test-gpu bench format tidy clean install
 
 build: build/.stamp-python
 
@@ -30,6 +30,14 @@ test: build
 # The dev build's tests only.
 test-quick: build
 	@.venv/bin/python tests/run --only dev,python
+
+# The GPU engine on fakes of the vendors' libraries.
+test-fakes: build
+	@.venv/bin/python tests/run --only fakes
+
+# On a machine with an NVIDIA GPU: two ranks, two islands, one card.
+test-gpu:
+	@tests/gpu/run
 
 bench: build
 	@scripts/setup release

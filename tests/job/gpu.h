@@ -21,12 +21,24 @@ static inline void name_fake(const char *setting, const char *file) {
   setenv(setting, path, 1);
 }
 
+/* On a machine that has a GPU: its own libraries, every rank on the first card,
+ * the letters as islands of one vendor. */
+static inline bool is_real(void) {
+  return getenv("GB_TEST_REAL_GPU");
+}
+
 static inline bool is_amd(void) {
-  return gb_vendors()[gb_rank()] == 'a';
+  return !is_real() && gb_vendors()[gb_rank()] == 'a';
 }
 
 static inline void use_fakes(void) {
   char uuid[64];
+  unsetenv("GPUBRIDGE_VENDOR");
+  if (is_real()) {
+    setenv("GPUBRIDGE_ISLAND",
+           gb_vendors()[gb_rank()] == 'a' ? "second" : "first", 1);
+    return;
+  }
   /* A GPU for each rank. */
   snprintf(uuid, sizeof uuid, "GPU-00000000-0000-0000-0000-%012d",
            gb_rank() * 16);
@@ -34,7 +46,6 @@ static inline void use_fakes(void) {
   name_fake("GPUBRIDGE_CUDA_LIB", "cuda/libcuda.so.1");
   name_fake("GPUBRIDGE_NCCL_LIB", "cuda/libnccl.so.2");
   name_fake("GPUBRIDGE_RCCL_LIB", "hip/librccl.so.1");
-  unsetenv("GPUBRIDGE_VENDOR");
 }
 
 static inline gb_status try_open_on_gpu(unsigned timeout_ms, const char *policy,
