@@ -34,7 +34,7 @@ typedef struct half {
 typedef struct recent {
   const void *in, *out;
   size_t in_bytes, out_bytes;
-  bool scratch;
+  bool scratch, hosted;
   gbi_event over;
   bool used;
 } recent;
@@ -47,7 +47,7 @@ struct gbi_gpu {
   pthread_mutex_t lock;        /* level 8 */
   pthread_mutex_t events_lock; /* level 9: the spare ones */
   gbi_stream lanes[GBI_LANES];
-  gbi_event began, ended;
+  gbi_event began;
   void *barrier;                 /* BARRIER_BYTES of device memory */
   uint8_t *flags, *flags_device; /* pinned: READY_AT, ARRIVED_AT */
   gbi_gates gates;
@@ -102,7 +102,6 @@ static gb_status make_streams(gbi_gpu *gpu, gb_error *error) {
   for (int i = 0; i < GBI_LANES; i++)
     GBI_TRY(gpu->ops->stream_new(d, &gpu->lanes[i], error));
   GBI_TRY(gpu->ops->event_new(d, &gpu->began, error));
-  GBI_TRY(gpu->ops->event_new(d, &gpu->ended, error));
   for (int i = 0; i < HALVES; i++)
     GBI_TRY(gpu->ops->event_new(d, &gpu->halves[i].returned, error));
   for (int i = 0; i < RECENT; i++)
@@ -196,7 +195,6 @@ static void free_streams(gbi_gpu *gpu) {
   for (int i = 0; i < GBI_LANES; i++)
     if (gpu->lanes[i]) gpu->ops->stream_free(d, gpu->lanes[i]);
   if (gpu->began) gpu->ops->event_free(d, gpu->began);
-  if (gpu->ended) gpu->ops->event_free(d, gpu->ended);
   for (int i = 0; i < HALVES; i++)
     if (gpu->halves[i].returned)
       gpu->ops->event_free(d, gpu->halves[i].returned);
@@ -289,12 +287,19 @@ static gb_status pin_ring(gbi_gpu *gpu, uint64_t least, gb_error *error) {
   return GB_OK;
 }
 
-/* Nothing is on its way any more, on the streams or the host. */
+static bool host_is_busy(const gbi_gpu *gpu) {
+  for (int i = 0; i < SHAPES; i++)
+    if (atomic_load(&gpu->shapes[i].users)) return true;
+  return atomic_load_explicit(gpu->gates.arrived, memory_order_acquire) <
+         gpu->arrived;
+}
+
+/* Nothing is on its way any more, on the streams or the host. A job that fails
+ * meanwhile opens and ends everything. */
 static gb_status drain(gbi_gpu *gpu, gb_error *error) {
   for (int i = 0; i < GBI_LANES; i++)
     GBI_TRY(gpu->ops->stream_sync(gpu->device, gpu->lanes[i], error));
-  while (atomic_load_explicit(gpu->gates.arrived, memory_order_acquire) <
-         gpu->arrived)
+  while (host_is_busy(gpu))
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
   return GB_OK;
 }
@@ -571,11 +576,14 @@ static recent describe(const issue *c) {
                   .in_bytes = in * size,
                   .out_bytes = out * size,
                   .scratch = shape->plan->scratch_bytes > 0,
+                  .hosted = gbi_gpu_has_host(c->turn),
                   .used = true};
 }
 
-/* Whether the one before must be over: program order says so. */
+/* Whether the one before must be over: program order says so. Two that have no
+ * part for the host are in order on MAIN. */
 static bool must_follow(const recent *now, const recent *then) {
+  if (!then->used || (!now->hosted && !then->hosted)) return false;
   return (now->scratch && then->scratch) ||
          overlap(now->out, now->out_bytes, then->out, then->out_bytes) ||
          overlap(now->out, now->out_bytes, then->in, then->in_bytes) ||
@@ -588,10 +596,10 @@ static gb_status follow(const issue *c, int lanes) {
   gbi_gpu *gpu = c->gpu;
   recent now = describe(c);
   recent *mine = &gpu->recents[gpu->next_recent];
-  const recent *newest = mine->used ? mine : NULL;
+  const recent *newest = mine->used && mine->hosted ? mine : NULL;
   for (int i = 1; i < RECENT; i++) {
     const recent *then = &gpu->recents[(gpu->next_recent + i) % RECENT];
-    if (then->used && must_follow(&now, then)) newest = then;
+    if (must_follow(&now, then)) newest = then;
   }
   for (int i = 0; newest && i < lanes; i++)
     GBI_TRY(gpu->ops->stream_wait(gpu->device, gpu->lanes[i], newest->over,
@@ -601,15 +609,15 @@ static gb_status follow(const issue *c, int lanes) {
   return GB_OK;
 }
 
-/* The lanes start behind the caller's stream, OUT also behind the call before
- * last, whose half of the ring this one takes. */
+/* MAIN and OUT start behind the caller's stream, the others behind them; OUT
+ * also behind the call before last, whose half of the ring this one takes. */
 static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
   gbi_gpu *gpu = c->gpu;
   const gbi_device_ops *ops = gpu->ops;
   gbi_device *d = gpu->device;
   half *h = &gpu->halves[gpu->turn];
   GBI_TRY(ops->event_record(d, gpu->began, stream, c->error));
-  int lanes = hosted ? GBI_LANES : 1;
+  int lanes = hosted ? GBI_LANE_OUT + 1 : GBI_LANE_MAIN + 1;
   if (GBI_FAULT("gpu.begin") == GBI_FAULT_FAIL) lanes = 0;
   for (int i = 0; i < lanes; i++)
     GBI_TRY(ops->stream_wait(d, gpu->lanes[i], gpu->began, c->error));
@@ -627,14 +635,14 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
   const gbi_device_ops *ops = gpu->ops;
   gbi_device *d = gpu->device;
   const gbi_staged *staged = c->turn->shape->staged;
-  gbi_event event = done ? done : gpu->ended;
-  gbi_lane last = hosted ? GBI_LANE_END : GBI_LANE_MAIN;
-  recent *mine = &gpu->recents[gpu->next_recent];
+  gbi_stream last = gpu->lanes[hosted ? GBI_LANE_END : GBI_LANE_MAIN];
+  gbi_event over = gpu->recents[gpu->next_recent].over;
   gpu->next_recent = (gpu->next_recent + 1) % RECENT;
-  GBI_TRY(ops->event_record(d, mine->over, gpu->lanes[last], c->error));
-  GBI_TRY(ops->event_record(d, event, gpu->lanes[last], c->error));
-  if (!done && GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
-    GBI_TRY(ops->stream_wait(d, stream, event, c->error));
+  GBI_TRY(ops->event_record(d, over, last, c->error));
+  if (done)
+    GBI_TRY(ops->event_record(d, done, last, c->error));
+  else if (GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
+    GBI_TRY(ops->stream_wait(d, stream, over, c->error));
   if (!hosted) return GB_OK;
   half *h = &gpu->halves[gpu->turn];
   GBI_TRY(ops->event_record(d, h->returned, gpu->lanes[GBI_LANE_IN], c->error));
