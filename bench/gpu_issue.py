@@ -47,11 +47,11 @@ def measure(islands):
 def main():
     about = report.machine()
     bridged, alone = measure("nvidia:1,amd:1"), measure("nvidia:2")
-    own = bridged["issue_us"] - bridged["calls"] * bridged["call_us"]
+    own = bridged["issue_us"] - bridged["calls_us"]
     more = alone["issue_us"] - alone["native_us"]
     print(
-        f"bridged: {bridged['issue_us']:.1f} us, {bridged['calls']:.0f} vendor calls of "
-        f"{bridged['call_us']:.2f} us: {own:.1f} us of our own, must be 15"
+        f"bridged: {bridged['issue_us']:.1f} us with {bridged['calls']:.0f} vendor calls, "
+        f"which alone take {bridged['calls_us']:.1f} us: {own:.1f} us of our own, must be 15"
     )
     print(
         f"one island: {alone['issue_us']:.1f} us, the library alone "
