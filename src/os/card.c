@@ -196,8 +196,10 @@ static bool is_bindable(const gbi_card *list, int count, int which) {
   /* Strict: packets of a network that is reached by another card are dropped */
   if (ipv4_setting(list[which].name, "rp_filter") == 1) return false;
   for (int i = 0; i < count; i++) {
+    if (i == which) continue;
     int ignore = ipv4_setting(list[i].name, "arp_ignore");
-    if (i != which && ignore != 1 && ignore != 2) return false;
+    if (ignore != 1 && ignore != 2) return false;
+    if (ipv4_setting(list[i].name, "arp_announce") != 2) return false;
   }
   return true;
 }
@@ -228,41 +230,52 @@ static bool is_routed(const gbi_card *list, int count, int which) {
   return true;
 }
 
-static void add_card(gbi_card *list, int *count, const struct ifaddrs *at) {
-  for (int i = 0; i < *count; i++)
-    if (!strcmp(list[i].name, at->ifa_name)) return;
-  gbi_card *card = &list[*count];
-  *card = (gbi_card){.index = (int)if_nametoindex(at->ifa_name),
-                     .prefix_bits = prefix_of(at->ifa_netmask)};
-  snprintf(card->name, sizeof card->name, "%s", at->ifa_name);
-  card->address.bytes = at->ifa_addr->sa_family == AF_INET6
-                            ? sizeof(struct sockaddr_in6)
-                            : sizeof(struct sockaddr_in);
-  memcpy(&card->address.sa, at->ifa_addr, card->address.bytes);
-  const struct sockaddr_in6 *in6 = (const void *)&card->address.sa;
-  if (gbi_address_is_loopback(&card->address) ||
-      (card->address.sa.ss_family == AF_INET6 &&
-       IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr)))
-    return;
-  card->hardware = has_file(card->name, "device");
-  card->speed_mbit = read_number("/sys/class/net", card->name, "speed");
-  if (!card->speed_mbit) card->speed_mbit = -1;
-  card->usable = looks_usable(card, at->ifa_flags);
-  ++*count;
+/* False: an address that no link can use. */
+static bool read_address(const struct ifaddrs *at, gbi_address *address) {
+  *address = (gbi_address){.bytes = at->ifa_addr->sa_family == AF_INET6
+                                        ? sizeof(struct sockaddr_in6)
+                                        : sizeof(struct sockaddr_in)};
+  memcpy(&address->sa, at->ifa_addr, address->bytes);
+  const struct sockaddr_in6 *in6 = (const void *)&address->sa;
+  return !gbi_address_is_loopback(address) &&
+         !(address->sa.ss_family == AF_INET6 &&
+           IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr));
 }
 
-gb_status gbi_cards_list(int family, gbi_card *list, int *count_p,
+static void add_card(gbi_card *list, int *count, const struct ifaddrs *at,
+                     const gbi_address *first) {
+  gbi_address address;
+  char name[IF_NAMESIZE]; /* more addresses have labels, "eth0:1" */
+  snprintf(name, sizeof name, "%.*s", (int)strcspn(at->ifa_name, ":"),
+           at->ifa_name);
+  if (!read_address(at, &address)) return;
+  int i = 0;
+  while (i < *count && strcmp(list[i].name, name)) i++;
+  if (i == GBI_CARDS_MAX) return;
+  if (i < *count && !gbi_address_same_host(&address, first)) return;
+  gbi_card *card = &list[i];
+  *card = (gbi_card){.index = (int)if_nametoindex(name),
+                     .address = address,
+                     .prefix_bits = prefix_of(at->ifa_netmask)};
+  memcpy(card->name, name, sizeof name);
+  card->hardware = has_file(name, "device");
+  card->speed_mbit = read_number("/sys/class/net", name, "speed");
+  if (!card->speed_mbit) card->speed_mbit = -1;
+  card->usable = looks_usable(card, at->ifa_flags);
+  if (i == *count) ++*count;
+}
+
+gb_status gbi_cards_list(const gbi_address *first, gbi_card *list, int *count_p,
                          gb_error *error) {
   struct ifaddrs *all = NULL;
   *count_p = 0;
   if (getifaddrs(&all))
     return gbi_fail(error, GB_ERR_SYSTEM, "could not list interfaces: %s",
                     strerror(errno));
-  for (struct ifaddrs *at = all; at && *count_p < GBI_CARDS_MAX;
-       at = at->ifa_next)
-    if (at->ifa_addr && at->ifa_addr->sa_family == family &&
-        (at->ifa_flags & IFF_UP) && !strchr(at->ifa_name, ':'))
-      add_card(list, count_p, at);
+  for (struct ifaddrs *at = all; at; at = at->ifa_next)
+    if (at->ifa_addr && at->ifa_addr->sa_family == first->sa.ss_family &&
+        (at->ifa_flags & IFF_UP))
+      add_card(list, count_p, at, first);
   freeifaddrs(all);
   for (int i = 0; i < *count_p; i++) {
     list[i].bindable = is_bindable(list, *count_p, i);

@@ -22,14 +22,16 @@ typedef struct gbi_card {
    * the second of two cards in one network, unless a rule says it. */
   bool routed;
   /* A socket may be bound to it: what is sent to its address comes in by it.
-   * IPv4 hosts answer for an address on every card, unless arp_ignore says
-   * otherwise, and then the next cable may bring it. */
+   * An IPv4 host answers for each address on every card, and another card may
+   * bring it, unless arp_ignore (1 or 2) and arp_announce (2) of the other
+   * cards say otherwise; and rp_filter must not be strict. */
   bool bindable;
 } gbi_card;
 
-/* Every address of `family` that is neither loopback nor link-local, with the
- * card it belongs to; one for each card, the first. At most GBI_CARDS_MAX. */
-gb_status gbi_cards_list(int family, gbi_card *list, int *count_p,
+/* The interfaces that are up, each with its first address of `first`'s family
+ * that is neither loopback nor link-local; that which has `first` with it. At
+ * most GBI_CARDS_MAX. */
+gb_status gbi_cards_list(const gbi_address *first, gbi_card *list, int *count_p,
                          gb_error *error);
 /* Those over which links may be spread, in place: the card with the address
  * `first`, then the others by ascending address, beginning again at the lowest:

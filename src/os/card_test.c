@@ -98,7 +98,7 @@ GB_TEST(card, routes_of_this_machine) {
   gbi_card list[GBI_CARDS_MAX];
   int count;
   gb_error error;
-  GB_CHECK_OK(gbi_cards_list(AF_INET, list, &count, &error));
+  GB_CHECK_OK(gbi_cards_list(&here, list, &count, &error));
   for (int i = 0; i < count; i++) {
     GB_CHECK(list[i].index > 1);
     /* An own address is reached without a card. */

@@ -340,10 +340,18 @@ class Cards:
         for number, host in enumerate(self.lab.hosts):
             self.ip(host, "addr", "add", f"{net}{number + 2}/24", "dev", "eth1")
             self.ip(host, "link", "set", "eth1", "up")
+        for host in self.lab.hosts:  # the kernel tells a cable after up to a second
+            until = time.monotonic() + 5
+            while "state UP" not in self.ip(host, "link", "show", "eth1"):
+                assert time.monotonic() < until, f"eth1 of {host} is not up"
+                time.sleep(0.05)
 
     def answer_by_own_card(self):
         for host in self.lab.hosts:
-            self.lab.inside(self.lab.space(host), "sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1")
+            for setting in ("arp_ignore=1", "arp_announce=2"):
+                self.lab.inside(self.lab.space(host), "sysctl", "-qw", f"net.ipv4.conf.all.{setting}")
+        for host in self.lab.hosts:  # what they learned before
+            self.ip(host, "neigh", "flush", "all")
 
     def bytes(self):
         """Sent and received by each card of each host."""
@@ -354,12 +362,12 @@ class Cards:
                     all[host, link["ifname"], way] = link["stats64"][way]["bytes"]
         return all
 
-    def job(self, env=None):
+    def job(self, env=None, count=20000):
         """Output of each rank and what the cards carried meanwhile."""
         before = self.bytes()
         env = {"MASTER_ADDR": self.address, "GPUBRIDGE_POLICY": "sharded-bridge", **(env or {})}
         outs = all_good(
-            [self.lab.start(h, r, 4, "--count", "1000000", "--verbose", env=env)
+            [self.lab.start(h, r, 4, "--count", str(count), "--verbose", env=env)
              for r, h in enumerate(["nv0", "nv0", "amd0", "amd0"])]  # fmt: skip
         )
         return outs, {key: count - before[key] for key, count in self.bytes().items()}
@@ -396,9 +404,10 @@ def test_cards_in_one_network(cards):
     """The routes lead by the first card only: sockets are bound to theirs, where
     each card answers for its own address alone; else all links share the first."""
     cards.same_switch()
-    outs, carried = cards.job()
-    check_shares(carried, 0, 0.01)
+    outs, carried = cards.job(count=5000)
     assert "eth1" not in outs[1], outs[1]
+    for host in ("nv0", "amd0"):
+        assert carried[host, "eth1", "tx"] < 100000 < carried[host, "eth0", "tx"], carried
     cards.answer_by_own_card()
     outs, carried = cards.job()
     check_shares(carried, 0.45, 0.55)
@@ -423,15 +432,23 @@ def test_a_card_that_leads_nowhere(cards, net):
     all, about a second later at most."""
     cards.apart(net)
     cards.answer_by_own_card()
-    begun = time.monotonic()
-    cards.job({"GPUBRIDGE_MULTITCP_IFNAME": "eth0"})
-    usual = time.monotonic() - begun
-    begun = time.monotonic()
     outs, carried = cards.job()
-    took = time.monotonic() - begun
     check_shares(carried, 0, 0.01)
-    assert "card eth1" in outs[1], outs[1]
-    assert took - usual < 1.5, (took, usual)
+    assert "card eth1" in outs[1] and "from 10.98.7.3:" in outs[3], outs
+
+    def seconds(env):
+        """The better of two, as other work disturbs them."""
+        took = []
+        for _ in range(2):
+            begun = time.monotonic()
+            cards.job(env, count=100)
+            took.append(time.monotonic() - begun)
+        return min(took)
+
+    usual = seconds({"GPUBRIDGE_MULTITCP_IFNAME": "eth0"})
+    took = seconds({})
+    print(f"{usual:.2f} s, with the card {took:.2f} s")
+    assert took - usual < 1.3, (took, usual)
 
 
 LAB = Path(__file__).resolve().parents[3] / "shared/lab/lab"

@@ -133,8 +133,7 @@ static void spread(gbi_tcp *t) {
   int count;
   gb_error why;
   if (t->params.spread < 1 || gbi_address_is_loopback(&t->addresses[0])) return;
-  if (gbi_cards_list(t->addresses[0].sa.ss_family, list, &count, &why) !=
-      GB_OK) {
+  if (gbi_cards_list(&t->addresses[0], list, &count, &why) != GB_OK) {
     GBI_INFO("tcp", "links share a card: %s", why.text);
     return;
   }
