@@ -349,7 +349,8 @@ class Cards:
     def answer_by_own_card(self):
         for host in self.lab.hosts:
             for setting in ("arp_ignore=1", "arp_announce=2"):
-                self.lab.inside(self.lab.space(host), "sysctl", "-qw", f"net.ipv4.conf.all.{setting}")
+                name = f"net.ipv4.conf.all.{setting}"
+                self.lab.inside(self.lab.space(host), "sysctl", "-qw", name)
         for host in self.lab.hosts:  # what they learned before
             self.ip(host, "neigh", "flush", "all")
 
