@@ -2,12 +2,14 @@
 """all_reduce under sharded-bridge over one link and over several, where every link
 has a cable of its own: how many times as fast.
 
-    bench/sharded_links.py [--hosts] [--links 4] [--rate 50] [--mib 64] [--lab PATH]
+    bench/sharded_links.py [--hosts] [--by-hand] [--links 4] [--rate 50] [--mib 64]
+                           [--lab PATH]
 
 Two sites, one island each (on hosts of the project's lab, which needs root), joined
 by as many cables as there are links, so many Mbit/s each. A site is one host with a
 network card for each of its ranks; with --hosts, a host for each rank, and a fast
-network among them, whose TCP wants more of the processor than the cables do. The
+network among them, whose TCP wants more of the processor than the cables do. Links
+find their cards by themselves; with --by-hand each rank's is set. The
 runs with one link and with all take turns. Also prints what the line itself needs
 for the bytes. Writes bench/results/sharded_links.json and .svg.
 """
@@ -29,7 +31,7 @@ NET = "10.77.31"
 class Lab:
     """The hosts and their cables. `ends`: the host and card of each rank."""
 
-    def __init__(self, lab, folder, links, rate, by_hosts):
+    def __init__(self, lab, folder, links, rate, by_hosts, by_hand):
         self.lab, self.links, self.rate, self.by_hosts = lab, links, rate, by_hosts
         self.env = {**os.environ, "LAB_DIR": folder, "LAB_NET": NET}
         self.sites = [
@@ -40,6 +42,12 @@ class Lab:
         if not by_hosts:
             self.ends = [(host, f"card{i}") for host in self.hosts for i in range(links)]
         self.switches = []
+        self.by_hand = by_hand
+
+    def master(self):
+        """Where the ranks meet: what leads there is the first link's card."""
+        own_cards = not self.by_hosts and not self.by_hand
+        return f"{NET}.129" if own_cards else self.address[self.hosts[0]]
 
     def run(self, *args):
         done = subprocess.run([self.lab, *args], env=self.env, capture_output=True, text=True)
@@ -108,11 +116,11 @@ def one_run(lab, links, size, port):
                 **lab.env,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(lab.ends)),
-                "MASTER_ADDR": lab.address[lab.hosts[0]],
+                "MASTER_ADDR": lab.master(),
                 "MASTER_PORT": str(port),
                 "GPUBRIDGE_VENDOR": "nvidia" if host in lab.sites[0] else "amd",
                 "GPUBRIDGE_SIM_HOSTNAME": host,
-                "GPUBRIDGE_MULTITCP_IFNAME": card,
+                "GPUBRIDGE_MULTITCP_IFNAME": card if lab.by_hand else "",
                 "GPUBRIDGE_POLICY": "sharded-bridge",
                 "GPUBRIDGE_SHARD_LINKS": str(links),
             }
@@ -133,6 +141,7 @@ def one_run(lab, links, size, port):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--hosts", action="store_true", help="a host for each rank")
+    parser.add_argument("--by-hand", action="store_true", help="set each rank's card")
     parser.add_argument("--links", type=int, default=4)
     parser.add_argument("--rate", type=float, default=50, help="Mbit/s of each cable")
     parser.add_argument("--mib", type=int, default=64, help="size of the call")
@@ -142,7 +151,7 @@ def main():
     about, size = report.machine(), given.mib << 20
     line = size * 8 / (given.rate * 1e6 * PAYLOAD)
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(given.lab, folder, given.links, given.rate, given.hosts)
+        lab = Lab(given.lab, folder, given.links, given.rate, given.hosts, given.by_hand)
         rows = []
         try:
             lab.up()

@@ -73,6 +73,17 @@ static int comm_members(const gbi_group_spec *spec, int resource, int *ranks,
   return count;
 }
 
+/* How many links of lower numbers this rank's host holds, of its island: each
+ * may take the next network card. */
+static int links_before(const gbi_group_spec *spec) {
+  const gbi_topology *t = spec->topology;
+  const gbi_island *island = &t->islands[t->island_of[spec->me]];
+  int count = 0;
+  for (int j = 0; j < t->link_of[spec->me]; j++)
+    count += t->host_of[island->holders[j]] == t->host_of[spec->me];
+  return count;
+}
+
 static bool is_own_bridge(const connector *c) {
   return gbi_parts_has_bridge(&c->job->parts, c->spec->bridge);
 }
@@ -165,6 +176,7 @@ static gb_status open_comm(connector *c, int resource, gb_error *error) {
       .comm = (uint32_t)resource,
       .store_host = gbi_control_store_host(job->control),
       .timeout_ms = spec->timeout_ms,
+      .spread = count && resource == GBI_ON_BRIDGE ? links_before(spec) : 0,
   };
   gb_status status = GB_OK;
   if (count && resource == GBI_ON_BRIDGE)

@@ -79,6 +79,11 @@ typedef struct gbi_transport_params {
   const char *store_host; /* how this rank reaches rank 0; may be "" */
   uint64_t timeout_ms;   /* silent peers are noticed within about this */
   int lane;              /* of the bells that its members ring and wait on */
+  /* Of several transports of this host that carry data at the same time, its
+   * number, from 0: each may take a network card of its own. At 0 nothing
+   * differs from a transport that is alone. A hint: it may differ from the
+   * members' own and must not change whether they connect. */
+  int spread;
 } gbi_transport_params;
 
 /* Counters, read without a lock for telemetry. */

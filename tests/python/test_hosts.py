@@ -4,6 +4,7 @@ S014, S019). Each host has a name, its own hosts file and a cable to a switch.
 Every rank runs the C command, `gpubridge check`, so a job costs no torch import.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -301,6 +302,154 @@ def test_a_cable_is_pulled(lab):
     assert time.monotonic() - pulled < 20
     assert all(code == 1 for code, _, _ in outs), outs
     assert "rank 1" in outs[0][1] and "rank 0" in outs[1][1], outs
+
+
+class Cards:
+    """Two hosts with a second card each, `eth1`, and a sharded job on them."""
+
+    def __init__(self, lab):
+        self.lab = lab
+        self.address = lab.add("nv0")
+        lab.add("amd0")
+
+    def ip(self, host, *args):
+        return sh("ip", "-n", self.lab.space(host), *args).stdout
+
+    def join(self):
+        """A cable of its own, with a network of its own."""
+        sh("ip", "-n", self.lab.space("nv0"), "link", "add", "eth1", "type", "veth",
+           "peer", "name", "eth1", "netns", self.lab.space("amd0"))  # fmt: skip
+        self.up("10.98.8.")
+
+    def apart(self, net):
+        """A cable each that leads nowhere."""
+        for host in self.lab.hosts:
+            self.ip(host, "link", "add", "eth1", "type", "veth", "peer", "name", "end")
+            self.ip(host, "link", "set", "end", "up")
+        self.up(net)
+
+    def same_switch(self):
+        """All four in one network."""
+        for number, host in enumerate(self.lab.hosts):
+            self.ip(host, "link", "add", "eth1", "type", "veth", "peer", "name",
+                    f"q{number}", "netns", self.lab.switch)  # fmt: skip
+            sh("ip", "-n", self.lab.switch, "link", "set", f"q{number}", "master", "br0", "up")
+        self.up("10.98.7.1")
+
+    def up(self, net):
+        for number, host in enumerate(self.lab.hosts):
+            self.ip(host, "addr", "add", f"{net}{number + 2}/24", "dev", "eth1")
+            self.ip(host, "link", "set", "eth1", "up")
+        for host in self.lab.hosts:  # the kernel tells a cable after up to a second
+            until = time.monotonic() + 5
+            while "state UP" not in self.ip(host, "link", "show", "eth1"):
+                assert time.monotonic() < until, f"eth1 of {host} is not up"
+                time.sleep(0.05)
+
+    def answer_by_own_card(self):
+        for host in self.lab.hosts:
+            for setting in ("arp_ignore=1", "arp_announce=2"):
+                name = f"net.ipv4.conf.all.{setting}"
+                self.lab.inside(self.lab.space(host), "sysctl", "-qw", name)
+        for host in self.lab.hosts:  # what they learned before
+            self.ip(host, "neigh", "flush", "all")
+
+    def bytes(self):
+        """Sent and received by each card of each host."""
+        all = {}
+        for host in self.lab.hosts:
+            for link in json.loads(self.ip(host, "-s", "-json", "link")):
+                for way in ("tx", "rx"):
+                    all[host, link["ifname"], way] = link["stats64"][way]["bytes"]
+        return all
+
+    def job(self, env=None, count=20000):
+        """Output of each rank and what the cards carried meanwhile."""
+        before = self.bytes()
+        env = {"MASTER_ADDR": self.address, "GPUBRIDGE_POLICY": "sharded-bridge", **(env or {})}
+        outs = all_good(
+            [self.lab.start(h, r, 4, "--count", str(count), "--verbose", env=env)
+             for r, h in enumerate(["nv0", "nv0", "amd0", "amd0"])]  # fmt: skip
+        )
+        return outs, {key: count - before[key] for key, count in self.bytes().items()}
+
+
+@pytest.fixture
+def cards(lab):
+    return Cards(lab)
+
+
+def check_shares(carried, low, high):
+    """eth1's part of what both cards carried, of every host and direction."""
+    for host in ("nv0", "amd0"):
+        for way in ("tx", "rx"):
+            one, two = (carried[host, card, way] for card in ("eth0", "eth1"))
+            assert one + two > 4 << 20, carried
+            assert low <= two / (one + two) <= high, (host, way, carried)
+
+
+def test_links_take_a_card_each(cards):
+    """Nothing set: of two links each has a card; one set for all wins."""
+    cards.join()
+    outs, carried = cards.job()
+    check_shares(carried, 0.45, 0.55)
+    assert "rank 1: address_chosen_by card eth1 for link 1 of this host, of eth0 eth1" in outs[1]
+    assert re.search(r"rank 1: address 10\.98\.8\.2:\d+, 10\.98\.7\.2:", outs[1]), outs[1]
+    assert "from 10.98.8.3:" in outs[3], outs[3]
+    assert "eth1" not in outs[0], outs[0]
+    _, carried = cards.job({"GPUBRIDGE_MULTITCP_IFNAME": "eth0"})
+    check_shares(carried, 0, 0.01)
+
+
+def test_cards_in_one_network(cards):
+    """The routes lead by the first card only: sockets are bound to theirs, where
+    each card answers for its own address alone; else all links share the first."""
+    cards.same_switch()
+    outs, carried = cards.job(count=5000)
+    assert "eth1" not in outs[1], outs[1]
+    for host in ("nv0", "amd0"):
+        assert carried[host, "eth1", "tx"] < 100000 < carried[host, "eth0", "tx"], carried
+    cards.answer_by_own_card()
+    outs, carried = cards.job()
+    check_shares(carried, 0.45, 0.55)
+
+
+def test_rules_lead_by_the_card(cards):
+    """One network, and a rule for the second card's address: no binding needed."""
+    cards.same_switch()
+    for number, host in enumerate(cards.lab.hosts):
+        cards.ip(host, "route", "add", "10.98.7.0/24", "dev", "eth1", "table", "77")
+        cards.ip(host, "rule", "add", "from", f"10.98.7.1{number + 2}", "lookup", "77")
+    outs, carried = cards.job()
+    assert "card eth1" in outs[1], outs[1]
+    for host in ("nv0", "amd0"):
+        one, two = (carried[host, card, "tx"] for card in ("eth0", "eth1"))
+        assert 0.45 <= two / (one + two) <= 0.55, carried
+
+
+@pytest.mark.parametrize("net", ["10.98.8.", "10.98.7.1"])
+def test_a_card_that_leads_nowhere(cards, net):
+    """In a network of its own, and in that of the first card: the first one carries
+    all, about a second later at most."""
+    cards.apart(net)
+    cards.answer_by_own_card()
+    outs, carried = cards.job()
+    check_shares(carried, 0, 0.01)
+    assert "card eth1" in outs[1] and "from 10.98.7.3:" in outs[3], outs
+
+    def seconds(env):
+        """The better of two, as other work disturbs them."""
+        took = []
+        for _ in range(2):
+            begun = time.monotonic()
+            cards.job(env, count=100)
+            took.append(time.monotonic() - begun)
+        return min(took)
+
+    usual = seconds({"GPUBRIDGE_MULTITCP_IFNAME": "eth0"})
+    took = seconds({})
+    print(f"{usual:.2f} s, with the card {took:.2f} s")
+    assert took - usual < 1.3, (took, usual)
 
 
 LAB = Path(__file__).resolve().parents[3] / "shared/lab/lab"

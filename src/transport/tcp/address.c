@@ -119,9 +119,51 @@ static gb_status by_all(gbi_tcp *t, gb_error *error) {
                   "up");
 }
 
+/* "eth0 eth1": the cards by name. */
+static void name_cards(gbi_text *text, const gbi_card *list, int count) {
+  for (int i = 0; i < count; i++)
+    gbi_text_add(text, "%s%s", i ? " " : "", list[i].name);
+}
+
+/* Links of one host take one card each, as far as there are cards. That card's
+ * address goes first; what led here stays behind it, for peers that the card
+ * does not reach. */
+static void spread(gbi_tcp *t) {
+  gbi_card list[GBI_CARDS_MAX];
+  int count;
+  gb_error why;
+  if (t->params.spread < 1 || gbi_address_is_loopback(&t->addresses[0])) return;
+  if (gbi_cards_list(&t->addresses[0], list, &count, &why) != GB_OK) {
+    GBI_INFO("tcp", "links share a card: %s", why.text);
+    return;
+  }
+  count = gbi_cards_choose(list, count, &t->addresses[0]);
+  if (count < 2) return;
+  const gbi_card *card = &list[t->params.spread % count];
+  gbi_text text;
+  char before[sizeof t->chosen_by];
+  memcpy(before, t->chosen_by, sizeof before);
+  gbi_text_init(&text, t->chosen_by, sizeof t->chosen_by);
+  gbi_text_add(&text, "card %s for link %d of this host, of ", card->name,
+               t->params.spread);
+  name_cards(&text, list, count);
+  gbi_text_add(&text, "; %s", before);
+  if (card == list) return; /* the others' order is right already */
+  t->has_card = true;
+  t->card = *card;
+  gbi_address old[GBI_TCP_CANDIDATES_MAX];
+  int old_count = t->listeners_count;
+  memcpy(old, t->addresses, sizeof old);
+  t->listeners_count = 0;
+  add(t, &card->address);
+  for (int i = 0; i < old_count; i++) add(t, &old[i]);
+}
+
 gb_status gbi_tcp_choose_addresses(gbi_tcp *t, gb_error *error) {
   bool done = false;
   GBI_TRY(by_interface(t, &done, error));
-  if (done || by_gloo_interface(t) || by_store(t)) return GB_OK;
-  return by_all(t, error);
+  if (done || by_gloo_interface(t)) return GB_OK;
+  if (!by_store(t)) GBI_TRY(by_all(t, error));
+  spread(t);
+  return GB_OK;
 }

@@ -38,13 +38,22 @@ enum {
 };
 
 enum { PHASE_CONNECT, PHASE_GREET, PHASE_AWAIT_GO };
+enum { WAYS_MAX = 2 * GBI_TCP_CANDIDATES_MAX };
+
+/* One way to a peer: an address of it, from this side's card or as the routes
+ * lead. */
+typedef struct way {
+  int address; /* index in the peer's list */
+  bool from_card;
+  char why[96]; /* how it failed */
+} way;
 
 /* One socket that may become a connection. */
 typedef struct attempt {
   int fd;        /* -1: free */
   bool accepted; /* else this side connected */
   int member;    /* -1: has not said who it is */
-  int stream, candidate, phase;
+  int stream, way, phase;
   uint64_t started, until;
   gbi_handshake shake;
 } attempt;
@@ -52,11 +61,12 @@ typedef struct attempt {
 /* What is known of the other side of one link. */
 typedef struct peer {
   gbi_address list[GBI_TCP_CANDIDATES_MAX];
-  char why[GBI_TCP_CANDIDATES_MAX][96]; /* how each address failed */
   int count;
-  int cursor; /* next candidate of this pass */
+  way ways[WAYS_MAX];
+  int ways_count;
+  int cursor; /* next way of this pass */
   int passes;
-  int route; /* candidate that worked, -1 */
+  int route; /* the way that worked, -1 */
   int up;    /* connections so far */
   uint64_t next_ns;
 } peer;
@@ -94,10 +104,14 @@ static bool same_host_address(const gbi_address *a, const gbi_address *b) {
 
 /* The number of connections and the piece, by a rule that both sides apply to
  * the same facts. */
-static void size_link(gbi_tcp *t, int member, const gbi_address *first) {
+static void size_link(gbi_tcp *t, int member, const peer *p) {
   gbi_tcp_link *link = &t->links[member];
+  const gbi_address *mine = &t->addresses[t->listeners_count - 1];
+  const gbi_address *last = &p->list[p->count - 1];
+  /* The first ones may be of different cards, which both have. */
   bool near = t->members[member].local >= 0 ||
-              same_host_address(first, &t->addresses[0]);
+              same_host_address(&p->list[0], &t->addresses[0]) ||
+              (!gbi_address_is_loopback(last) && same_host_address(last, mine));
   link->streams = t->streams_setting ? t->streams_setting : near ? 1 : 4;
   link->active = link->streams;
   link->adapts = !t->streams_setting;
@@ -110,6 +124,22 @@ static void size_link(gbi_tcp *t, int member, const gbi_address *first) {
 
 static uint64_t settings_hash(const gbi_tcp_link *link) {
   return (uint64_t)link->piece_bytes << 8 | (uint64_t)link->streams;
+}
+
+/* Where this side has a card of its own, from it before all else. A card that
+ * packets to an address would not leave by is not tried: the routes lead there
+ * as well. */
+static void find_ways(const gbi_tcp *t, peer *p) {
+  for (int i = 0; i < p->count; i++) {
+    gbi_address local;
+    bool card =
+        t->has_card && gbi_card_way_to(&t->card, &p->list[i]) != GBI_CARD_NOT;
+    if (card) p->ways[p->ways_count++] = (way){.address = i, .from_card = true};
+    /* The same twice would only cost time. */
+    if (!card || gbi_route_source(&p->list[i], &local, NULL) != GB_OK ||
+        !gbi_address_same_host(&local, &t->card.address))
+      p->ways[p->ways_count++] = (way){.address = i};
+  }
 }
 
 static gb_status read_peers(setup *s, const gbi_reader *addresses) {
@@ -128,7 +158,8 @@ static gb_status read_peers(setup *s, const gbi_reader *addresses) {
                            "rank %d told a malformed address for bridge "
                            "\"tcp\"",
                            t->members[i].rank);
-    size_link(t, i, &p->list[0]);
+    find_ways(t, p);
+    size_link(t, i, p);
   }
   return GB_OK;
 }
@@ -171,8 +202,8 @@ static gb_status make_setup(setup *s) {
 
 static gb_status make_attempts(setup *s) {
   gbi_tcp *t = s->t;
-  s->attempts_count = STRANGERS_MAX + t->conns_count +
-                      t->params.members_count * GBI_TCP_CANDIDATES_MAX;
+  s->attempts_count =
+      STRANGERS_MAX + t->conns_count + t->params.members_count * WAYS_MAX;
   size_t n = (size_t)s->attempts_count + GBI_TCP_CANDIDATES_MAX;
   s->attempts = gbi_calloc(n, sizeof *s->attempts);
   s->fds = gbi_calloc(n, sizeof *s->fds);
@@ -222,7 +253,7 @@ static const char *reason_text(int code, char *buffer, size_t bytes) {
 static void note_failure(setup *s, const attempt *a, const char *reason) {
   if (a->accepted || a->member < 0) return;
   peer *p = &s->peers[a->member];
-  snprintf(p->why[a->candidate], sizeof p->why[0], "%.90s", reason);
+  snprintf(p->ways[a->way].why, sizeof p->ways[0].why, "%.90s", reason);
 }
 
 static void greet_as_connector(setup *s, attempt *a) {
@@ -238,27 +269,47 @@ static void greet_as_connector(setup *s, attempt *a) {
   gbi_handshake_connect(&a->shake, s->t->params.auth, &hello);
 }
 
-static void start_attempt(setup *s, int member, int stream, int candidate) {
+/* Packets to where it leads, and from there, go by the card. Where that is not
+ * allowed they go by the routes. */
+static void keep_to_card(const gbi_tcp *t, int fd, const gbi_address *peer) {
+  if (gbi_card_way_to(&t->card, peer) == GBI_CARD_BIND &&
+      !gbi_card_bind(&t->card, fd))
+    GBI_INFO("tcp", "a socket could not be bound to %s: %s", t->card.name,
+             strerror(errno));
+}
+
+/* 0 or the reason. */
+static int start_from_card(const gbi_tcp *t, int fd, const gbi_address *to) {
+  int on = 1;
+  keep_to_card(t, fd, to);
+  setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+  const gbi_address *from = &t->card.address;
+  return bind(fd, (const void *)&from->sa, from->bytes) ? errno : 0;
+}
+
+/* False: this way failed at once. */
+static bool start_attempt(setup *s, int member, int stream, int which) {
   attempt *a = free_attempt(s);
-  if (!a) return;
+  if (!a) return true;
   char text[64];
-  const gbi_address *to = &s->peers[member].list[candidate];
+  const way *by = &s->peers[member].ways[which];
+  const gbi_address *to = &s->peers[member].list[by->address];
   *a = (attempt){.fd = -1,
                  .member = member,
                  .stream = stream,
-                 .candidate = candidate,
+                 .way = which,
                  .started = gbi_now_ns(),
                  .until = s->deadline_ns};
   a->fd =
       socket(to->sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (a->fd < 0) {
     note_failure(s, a, reason_text(errno, text, sizeof text));
-    return;
+    return false;
   }
-  int code = 0;
+  int code = by->from_card ? start_from_card(s->t, a->fd, to) : 0;
   if (GBI_FAULT("sock.connect") == GBI_FAULT_FAIL)
     code = ECONNREFUSED;
-  else if (connect(a->fd, (const void *)&to->sa, to->bytes))
+  else if (!code && connect(a->fd, (const void *)&to->sa, to->bytes))
     code = errno;
   if (!code) {
     greet_as_connector(s, a);
@@ -266,31 +317,33 @@ static void start_attempt(setup *s, int member, int stream, int candidate) {
     note_failure(s, a, reason_text(code, text, sizeof text));
     drop(a);
   }
+  return a->fd >= 0;
 }
 
-static bool is_trying(const setup *s, int member, int stream, int candidate) {
+static bool is_trying(const setup *s, int member, int stream, int which) {
   for (int i = 0; i < s->attempts_count; i++) {
     const attempt *a = &s->attempts[i];
     if (a->fd >= 0 && !a->accepted && a->member == member &&
-        a->stream == stream && (candidate < 0 || a->candidate == candidate))
+        a->stream == stream && (which < 0 || a->way == which))
       return true;
   }
   return false;
 }
 
-/* Looks for an address that works, with stream 0. */
+/* Looks for a way that works, with stream 0. */
 static void probe(setup *s, int member, uint64_t now) {
   peer *p = &s->peers[member];
   if (now < p->next_ns) return;
-  if (p->cursor == p->count) {
+  if (p->cursor == p->ways_count) {
     p->cursor = 0;
     p->passes++;
   }
-  int candidate = p->cursor++;
-  if (!is_trying(s, member, 0, candidate))
-    start_attempt(s, member, 0, candidate);
-  bool last = p->cursor == p->count;
-  p->next_ns = now + (last ? ROUND_MS : STAGGER_MS) * GBI_NS_PER_MS;
+  int which = p->cursor++;
+  bool waits =
+      is_trying(s, member, 0, which) || start_attempt(s, member, 0, which);
+  bool last = p->cursor == p->ways_count;
+  int wait_ms = last ? ROUND_MS : waits ? STAGGER_MS : 0;
+  p->next_ns = now + (uint64_t)wait_ms * GBI_NS_PER_MS;
 }
 
 static void start_due(setup *s) {
@@ -306,7 +359,7 @@ static void start_due(setup *s) {
       p->next_ns = now + 100 * GBI_NS_PER_MS;
       for (int k = 0; k < streams; k++)
         if (!is_up(s, i, k) && !is_trying(s, i, k, -1))
-          start_attempt(s, i, k, p->route);
+          (void)start_attempt(s, i, k, p->route);
     } else if (connects && !p->up) {
       probe(s, i, now);
     }
@@ -347,8 +400,11 @@ static void adopt(setup *s, attempt *a) {
   gbi_tcp_link *link = &s->t->links[a->member];
   peer *p = &s->peers[a->member];
   gbi_address other = {.bytes = sizeof other.sa};
+  gbi_address own = {.bytes = sizeof own.sa};
   if (!getpeername(a->fd, (void *)&other.sa, &other.bytes))
     gbi_address_text(&other, link->address);
+  if (!getsockname(a->fd, (void *)&own.sa, &own.bytes))
+    gbi_address_text(&own, link->from);
   tune(s, link, a->fd);
   link->conns[a->stream].fd = a->fd;
   if (link->streams > 1)
@@ -357,7 +413,7 @@ static void adopt(setup *s, attempt *a) {
   a->fd = -1;
   p->up++;
   if (!a->accepted && p->route < 0) {
-    p->route = a->candidate;
+    p->route = a->way;
     p->next_ns = 0;
   }
   for (int i = 0; i < s->attempts_count; i++) {
@@ -495,6 +551,16 @@ static attempt *place_for_stranger(setup *s) {
   return oldest;
 }
 
+/* A connection that came to the card's address is answered by the card. */
+static void accept_on_card(const gbi_tcp *t, int fd) {
+  gbi_address here = {.bytes = sizeof here.sa};
+  gbi_address there = {.bytes = sizeof there.sa};
+  if (t->has_card && !getsockname(fd, (void *)&here.sa, &here.bytes) &&
+      gbi_address_same_host(&here, &t->card.address) &&
+      !getpeername(fd, (void *)&there.sa, &there.bytes))
+    keep_to_card(t, fd, &there);
+}
+
 static gb_status accept_all(setup *s, int listener) {
   for (int i = 0; i < STRANGERS_MAX; i++) {
     int fd = gbi_accept(s->t->listeners[listener]);
@@ -514,6 +580,7 @@ static gb_status accept_all(setup *s, int listener) {
         .until = GBI_MIN(s->deadline_ns, now + STRANGER_MS * GBI_NS_PER_MS)};
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    accept_on_card(s->t, fd);
     gbi_handshake_accept(&a->shake, s->t->params.auth);
     GBI_TRY(greet(s, a));
   }
@@ -579,10 +646,14 @@ static gb_status fail_connect(setup *s, int member) {
   gbi_text_init(&text, tried, sizeof tried);
   const peer *p = &s->peers[member];
   int rank = s->t->members[member].rank;
-  for (int i = 0; i < p->count; i++)
-    gbi_text_add(&text, "%s%s: %s", i ? "; at " : "",
-                 gbi_address_text(&p->list[i], one),
-                 p->why[i][0] ? p->why[i] : "no answer in time");
+  for (int i = 0; i < p->ways_count; i++) {
+    const way *by = &p->ways[i];
+    gbi_text_add(&text, "%s%s%s%s: %s", i ? "; at " : "",
+                 gbi_address_text(&p->list[by->address], one),
+                 by->from_card ? " by " : "",
+                 by->from_card ? s->t->card.name : "",
+                 by->why[0] ? by->why : "no answer in time");
+  }
   return gbi_fail_rank(
       s->error, GB_ERR_CONNECT, rank,
       "could not connect bridge \"tcp\" from rank %d to rank %d at %s. Rank %d "
@@ -600,8 +671,8 @@ static bool hopeless(const setup *s, int member) {
   const peer *p = &s->peers[member];
   if (member > s->t->params.me || p->up || p->passes < 2) return false;
   if (gbi_now_ns() < s->start_ns + GIVE_UP_MS * GBI_NS_PER_MS) return false;
-  for (int i = 0; i < p->count; i++)
-    if (!p->why[i][0] || is_trying(s, member, 0, i)) return false;
+  for (int i = 0; i < p->ways_count; i++)
+    if (!p->ways[i].why[0] || is_trying(s, member, 0, i)) return false;
   return true;
 }
 

@@ -236,15 +236,16 @@ static void read_stats(const gbi_transport *transport,
 }
 
 static void describe_links(const gbi_tcp *t, gbi_fact_fn fn, void *arg) {
-  char name[32], value[256];
+  char name[32], value[384];
   for (int i = 0; i < t->params.members_count; i++) {
     const gbi_tcp_link *link = &t->links[i];
     if (!link->streams) continue;
     snprintf(name, sizeof name, "peer %d", link->rank);
     snprintf(value, sizeof value,
-             "%s streams %d active %d chunk_bytes %zu congestion %s rtt_us %u",
-             link->address, link->streams, link->active, link->piece_bytes,
-             link->congestion, link->rtt_us);
+             "%s from %s streams %d active %d chunk_bytes %zu congestion %s "
+             "rtt_us %u",
+             link->address, link->from, link->streams, link->active,
+             link->piece_bytes, link->congestion, link->rtt_us);
     fn(arg, name, value);
   }
 }

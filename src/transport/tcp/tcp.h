@@ -13,6 +13,7 @@
 #ifndef GBI_TRANSPORT_TCP_TCP_H
 #define GBI_TRANSPORT_TCP_TCP_H
 
+#include "os/card.h"
 #include "os/net.h"
 #include "transport/transport.h"
 
@@ -109,6 +110,7 @@ typedef struct gbi_tcp_link {
   size_t piece_bytes;
   uint32_t rtt_us;
   char address[GBI_ADDRESS_TEXT]; /* of the other side, for texts */
+  char from[GBI_ADDRESS_TEXT];    /* of this side, likewise */
   char congestion[16];
   gbi_tcp_conn *conns;
   _Atomic int active; /* the first of them, which take pieces; telemetry reads
@@ -135,7 +137,9 @@ typedef struct gbi_tcp {
   int streams_setting;   /* 0: by rule */
   int64_t piece_setting; /* 0: by rule */
   char congestion_setting[16];
-  char chosen_by[300]; /* why these addresses, for telemetry */
+  char chosen_by[400]; /* why these addresses, for telemetry */
+  bool has_card; /* else the routes decide by which card packets leave */
+  gbi_card card; /* its address is the first of `addresses` */
   int listeners_count;
   int listeners[GBI_TCP_CANDIDATES_MAX];
   gbi_address addresses[GBI_TCP_CANDIDATES_MAX]; /* with ports */
@@ -166,7 +170,8 @@ extern const gbi_setting gbi_tcp_settings[];
 gb_status gbi_tcp_setting(int which, gbi_value *value, const char **name_p,
                           gb_error *error);
 
-/* address.c: fills t->addresses (ports 0) and listeners_count. */
+/* address.c: fills t->addresses (ports 0) and listeners_count, and the card
+ * where links are spread over several. */
 gb_status gbi_tcp_choose_addresses(gbi_tcp *t, gb_error *error);
 
 /* connect.c */
