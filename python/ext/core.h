@@ -47,10 +47,10 @@ struct core_works {
 core_works *core_job_works(PyObject *job);
 /* works: may be NULL. group: whose it is, borrowed. */
 PyObject *core_work_new(core_state *state, gb_work *work, core_works *works,
-                        const void *group);
+                        gb_group *group);
 /* Gives back those of `group`, or with NULL all: what is not done by now counts
  * as failed. */
-void core_works_end(core_works *works, const void *group);
+void core_works_end(core_works *works, const gb_group *group);
 
 /* A store given by Python: an object with set(key, bytes) and get(key,
  * timeout_ms) -> bytes or None. */

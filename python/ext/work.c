@@ -8,7 +8,8 @@ typedef struct work_object {
   PyObject_HEAD
   gb_work *work;   /* NULL: given back */
   core_works link; /* in its job's list; next NULL: in none */
-  const void *group;
+  gb_group *group;
+  int ended;   /* well, before the job failed, if it did */
   long long seq;
   int failed;  /* given back before it was done */
   int waiting; /* threads that use `work` without the GIL */
@@ -26,7 +27,7 @@ static void unlink_work(work_object *self) {
 }
 
 PyObject *core_work_new(core_state *state, gb_work *work, core_works *works,
-                        const void *group) {
+                        gb_group *group) {
   work_object *self = PyObject_New(work_object, state->work_type);
   if (!self) {
     gb_work_release(work);
@@ -34,7 +35,7 @@ PyObject *core_work_new(core_state *state, gb_work *work, core_works *works,
   }
   self->work = work;
   self->group = group;
-  self->failed = self->waiting = 0;
+  self->failed = self->waiting = self->ended = 0;
   self->link.next = self->link.previous = NULL;
   if (works) {
     self->link = (core_works){works->previous, works};
@@ -44,11 +45,20 @@ PyObject *core_work_new(core_state *state, gb_work *work, core_works *works,
   return (PyObject *)self;
 }
 
+/* A job that fails lets its streams go on, which may end a call before its
+ * handle knows of the failure: then the group does. */
+static gb_status check_group(work_object *self, gb_error *error) {
+  if (!self->link.next || self->ended) return GB_OK;
+  return gb_group_check(self->group, error);
+}
+
 /* Whether it has ended, in success or failure. A call that failed on a GPU may
  * still be on its streams. */
-static int has_ended(gb_work *work, gb_status *status_p, gb_error *error) {
+static int has_ended(work_object *self, gb_status *status_p, gb_error *error) {
   int done = 0;
-  gb_status status = gb_work_test(work, &done, error);
+  gb_status status = gb_work_test(self->work, &done, error);
+  if (status == GB_OK && done) status = check_group(self, error);
+  if (status == GB_OK && done) self->ended = 1;
   *status_p = status;
   return done || (status != GB_OK && status != GB_ERR_FORKED);
 }
@@ -62,7 +72,7 @@ static void await_waiters(const work_object *self) {
   }
 }
 
-void core_works_end(core_works *works, const void *group) {
+void core_works_end(core_works *works, const gb_group *group) {
   if (!works) return;
   core_works *at = works->next;
   while (at != works) {
@@ -76,7 +86,7 @@ void core_works_end(core_works *works, const void *group) {
     await_waiters(self);
     gb_status status;
     gb_error error;
-    int ended = has_ended(self->work, &status, &error);
+    int ended = has_ended(self, &status, &error);
     self->failed = !ended || status != GB_OK;
     self->seq = gb_work_seq(self->work);
     gb_work_release(self->work);
@@ -108,15 +118,16 @@ static PyObject *work_wait(PyObject *self, PyObject *arg) {
   status = gb_work_wait(work, timeout_ms, &error);
   Py_END_ALLOW_THREADS;
   ((work_object *)self)->waiting--;
+  if (status == GB_OK) status = check_group((work_object *)self, &error);
   if (status != GB_OK) return core_raise(state_of(self), &error);
   Py_RETURN_NONE;
 }
 
 static PyObject *work_test(PyObject *self, PyObject *unused) {
-  gb_work *work = ((work_object *)self)->work;
+  work_object *object = (work_object *)self;
   gb_error error;
   gb_status status = GB_OK;
-  int ended = !work || has_ended(work, &status, &error);
+  int ended = !object->work || has_ended(object, &status, &error);
   if (!ended && status != GB_OK) return core_raise(state_of(self), &error);
   return PyBool_FromLong(ended);
 }

@@ -643,7 +643,7 @@ def all_reduce_many(group, tensors, op, is_async, value):
     works = []
     by_type = {}
     for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
+        by_type.setdefault((tensor.dtype, tensor.is_cpu), []).append(tensor)
     for same in by_type.values():
         small = [t for t in same if t.numel() * t.element_size() <= _FLATTEN_BYTES]
         large = [t for t in same if t.numel() * t.element_size() > _FLATTEN_BYTES]
