@@ -214,9 +214,9 @@ def _before(group, is_async):
 # ---- tensors of the CPU in a job on a GPU ----
 
 
-def _is_away(group, *tensors):
+def _is_away(*tensors):
     """Whether some of them (None: not this rank's) must be brought to the GPU."""
-    return group.gpu is not None and any(t is not None and t.is_cpu for t in tensors)
+    return any(tensor is not None and tensor.is_cpu for tensor in tensors)
 
 
 def _through_gpu(group, call, output, input, is_async, value, then):
@@ -252,7 +252,7 @@ def _through_gpu(group, call, output, input, is_async, value, then):
 def all_reduce(group, tensor, op, is_async, value, then=None):
     code = _reducible(group, tensor)
     redop = op_code(op)
-    if _is_away(group, tensor):
+    if group.gpu is not None and _is_away(tensor):
         return _through_gpu(
             group, lambda out, _: all_reduce(group, out, op, True, None),
             tensor, None, is_async, value, then,
@@ -272,7 +272,7 @@ def all_reduce(group, tensor, op, is_async, value, then=None):
 def reduce(group, tensor, op, root, is_async, value):
     code = _reducible(group, tensor)
     redop = op_code(op)
-    if _is_away(group, tensor):
+    if group.gpu is not None and _is_away(tensor):
         return _through_gpu(
             group, lambda out, _: reduce(group, out, op, root, True, None),
             tensor, None, is_async, value, None,
@@ -291,7 +291,7 @@ def reduce(group, tensor, op, root, is_async, value):
 
 def broadcast(group, tensor, root, is_async, value):
     count, code = _movable(group, tensor)
-    if _is_away(group, tensor):
+    if group.gpu is not None and _is_away(tensor):
         return _through_gpu(
             group, lambda out, _: broadcast(group, out, root, True, None),
             tensor, None, is_async, value, None,
@@ -328,7 +328,7 @@ def _gpu_barrier(group, is_async, value):
 
 def all_gather(group, output, input, is_async, value, then=None):
     _rows(group, "output", output, "input", input)
-    if _is_away(group, output, input):
+    if group.gpu is not None and _is_away(output, input):
         return _through_gpu(
             group, lambda out, in_: all_gather(group, out, in_, True, None),
             output, input, is_async, value, then,
@@ -346,7 +346,7 @@ def reduce_scatter(group, output, input, op, is_async, value, then=None):
     _rows(group, "input", input, "output", output)
     code = _reduced_code(input)
     redop = op_code(op)
-    if _is_away(group, output, input):
+    if group.gpu is not None and _is_away(output, input):
         return _through_gpu(
             group, lambda out, in_: reduce_scatter(group, out, in_, op, True, None),
             output, input, is_async, value, then,
@@ -373,7 +373,7 @@ def gather(group, output, input, root, is_async, value, then=None):
     if output is not None:
         _rows(group, "output", output, "input", input)
         out = (output.data_ptr(), _size(output)[0])
-    if _is_away(group, output, input):
+    if group.gpu is not None and _is_away(output, input):
         return _through_gpu(
             group, lambda out, in_: gather(group, out, in_, root, True, None),
             output, input, is_async, value, then,
@@ -390,7 +390,7 @@ def scatter(group, output, input, root, is_async, value):
     if input is not None:
         _rows(group, "input", input, "output", output)
         given = (input.data_ptr(), _size(input)[0])
-    if _is_away(group, output, input):
+    if group.gpu is not None and _is_away(output, input):
         return _through_gpu(
             group, lambda out, in_: scatter(group, out, in_, root, True, None),
             output, input, is_async, value, None,
@@ -436,7 +436,7 @@ def all_to_all(group, output, input, out_splits, in_splits, is_async, value, the
 
 def _exchange(group, output, out_counts, input, in_counts, is_async, value, then):
     """all_to_all of checked, packed parts, counts in elements or None."""
-    if _is_away(group, output, input):
+    if group.gpu is not None and _is_away(output, input):
         return _through_gpu(
             group,
             lambda out, in_: _exchange(
@@ -547,7 +547,7 @@ def all_gather_list(group, outputs, input, is_async, value):
 
 
 def _all_gather_v(group, flat, counts, input, is_async, value, then):
-    if _is_away(group, flat, input):
+    if group.gpu is not None and _is_away(flat, input):
         return _through_gpu(
             group,
             lambda out, in_: _all_gather_v(group, out, counts, in_, True, None, None),
@@ -584,7 +584,7 @@ def reduce_scatter_list(group, output, inputs, op, is_async, value):
 def _reduce_scatter_v(group, output, flat, counts, op, is_async, value):
     code = _reduced_code(output, "output")
     redop = op_code(op)
-    if _is_away(group, output, flat):
+    if group.gpu is not None and _is_away(output, flat):
         return _through_gpu(
             group,
             lambda out, in_: _reduce_scatter_v(
