@@ -5,7 +5,8 @@ every function takes a :class:`gpubridge.group.Group` first.
 Arguments that no rank could send raise here or in the library, before anything
 is sent. ``value`` is what the Work's future holds. With ``is_async`` a Work is
 returned at once and the tensors are kept until the library is done with them;
-otherwise the call blocks and the Work is complete.
+otherwise the call blocks and the Work is complete. In a job on a GPU, "done" and
+"blocks" are torch's current stream's: the host goes on once a call is enqueued.
 """
 
 import torch

@@ -11,7 +11,7 @@ import torch
 
 from . import _core
 
-_OFF = ("", "off", "no", "false", "0", "none")
+_OFF = ("", "off", "no", "false", "0")
 
 
 def _setting(name):

@@ -53,8 +53,10 @@ class Group:
     def settle(self):
         """On a GPU, waits for async calls that nobody has waited for: closing
         takes their handles back. Bounded; what is late then counts as failed."""
+        if self.gpu is None or self.pid != os.getpid():
+            return
         end = time.monotonic() + _SETTLE_SECONDS
-        while self.gpu is not None and self.kept and time.monotonic() < end:
+        while self.kept and time.monotonic() < end:
             if self.kept[0][0].test():
                 self.kept.popleft()
             else:
