@@ -8,11 +8,11 @@ typedef struct work_object {
   PyObject_HEAD
   gb_work *work;   /* NULL: given back */
   core_works link; /* in its job's list; next NULL: in none */
-  gb_group *group;
-  int ended;   /* well, before the job failed, if it did */
-  long long seq;
-  int failed;  /* given back before it was done */
-  int waiting; /* threads that use `work` without the GIL */
+  gb_group *group; /* while it is in the list */
+  long long seq;   /* once it is given back, as is the next */
+  int failed;      /* it was not done by then */
+  int ended;       /* well, before the job failed, if it did */
+  int waiting;     /* threads that use `work` without the GIL */
 } work_object;
 
 static core_state *state_of(PyObject *self) {

@@ -261,8 +261,11 @@ class GpuTensor(torch.Tensor):
     def cpu(self):
         """Blocks, as torch's does."""
         out = torch.empty(self.shape, dtype=self.dtype)
-        driver.copy(out.data_ptr(), self.data_ptr(), self._bytes(), "out", current_stream().cuda_stream)
-        current_stream().synchronize()
+        stream = current_stream()
+        driver.copy(
+            out.data_ptr(), self.data_ptr(), self._bytes(), "out", stream.cuda_stream
+        )
+        stream.synchronize()
         return out
 
     def tolist(self):
