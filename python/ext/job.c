@@ -110,12 +110,11 @@ static PyObject *job_new(PyTypeObject *type, PyObject *positional,
   PyObject *facts, *problems, *store, *parts;
   if (!PyArg_ParseTupleAndKeywords(
           positional, named, "ziiKzzzO!O!OzO|i", names,
-          &args.params.init_method,
-          &args.params.rank, &args.params.world_size, &timeout_ms,
+          &args.params.init_method, &args.params.rank,
+          &args.params.world_size, &timeout_ms,
           &args.params.bridge, &args.params.policy, &args.params.vendor,
           &PyList_Type, &facts, &PyList_Type, &problems, &store,
-          &args.params.attempt, &parts,
-          &args.params.device))
+          &args.params.attempt, &parts, &args.params.device))
     return NULL;
   args.params.timeout_ms = timeout_ms;
   args.params.wait_hook = check_signals;
