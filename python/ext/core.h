@@ -36,7 +36,21 @@ PyObject *core_group_new(core_state *state, PyObject *job, gb_group *group,
                          gb_group *owned);
 int core_job_is_open(PyObject *job);
 int core_add_work(PyObject *module, core_state *state);
-PyObject *core_work_new(core_state *state, gb_work *work);
+
+/* The handles of a job on a GPU: their events are the library's, so that it
+ * must have them all back before what they belong to is closed. */
+typedef struct core_works core_works;
+struct core_works {
+  core_works *previous, *next;
+};
+/* NULL: of a job on host memory, whose handles outlive it. */
+core_works *core_job_works(PyObject *job);
+/* works: may be NULL. group: whose it is, borrowed. */
+PyObject *core_work_new(core_state *state, gb_work *work, core_works *works,
+                        gb_group *group);
+/* Gives back those of `group`, or with NULL all: what is not done by now counts
+ * as failed. */
+void core_works_end(core_works *works, const gb_group *group);
 
 /* A store given by Python: an object with set(key, bytes) and get(key,
  * timeout_ms) -> bytes or None. */

@@ -104,7 +104,9 @@ static int read_counts(PyObject *list, int world, size_t **counts_p) {
 
 static PyObject *finish(PyObject *self, gb_status status, const call *c) {
   if (status != GB_OK) return core_raise(state_of(self), &c->error);
-  if (c->work) return core_work_new(state_of(self), c->work);
+  if (c->work)
+    return core_work_new(state_of(self), c->work,
+                         core_job_works(((group_object *)self)->job), c->group);
   Py_RETURN_NONE;
 }
 
@@ -382,7 +384,7 @@ static PyObject *group_batch(PyObject *self, PyObject *args) {
     failed = !row || read_message(row, &ops[i]) < 0;
     Py_XDECREF(row);
   }
-  call c = {.work = NULL};
+  call c = {.group = group, .work = NULL};
   gb_status status = GB_OK;
   if (!failed) {
     Py_BEGIN_ALLOW_THREADS;
@@ -437,6 +439,7 @@ static PyObject *group_close(PyObject *self, PyObject *unused) {
   int open = object->group && core_job_is_open(object->job);
   object->group = object->owned = NULL;
   if (!owned || !open) Py_RETURN_NONE;
+  core_works_end(core_job_works(object->job), owned);
   gb_error error;
   gb_status status;
   Py_BEGIN_ALLOW_THREADS;

@@ -11,6 +11,7 @@ typedef struct job_object {
   gb_job *job;        /* NULL once closed */
   PyObject *observer; /* callable, or NULL */
   core_parts *parts;  /* or NULL */
+  core_works works;   /* a ring; next NULL: of a job on host memory */
 } job_object;
 
 static core_state *state_of(PyObject *self) {
@@ -103,16 +104,17 @@ static PyObject *job_new(PyTypeObject *type, PyObject *positional,
   static char *names[] = {"init_method", "rank",   "world_size", "timeout_ms",
                           "bridge",      "policy", "vendor",     "facts",
                           "problems",    "store",  "attempt",    "parts",
-                          NULL};
+                          "device",      NULL};
   open_args args = {.params = GB_JOB_PARAMS_INIT};
   unsigned long long timeout_ms = 0;
   PyObject *facts, *problems, *store, *parts;
   if (!PyArg_ParseTupleAndKeywords(
-          positional, named, "ziiKzzzO!O!OzO", names, &args.params.init_method,
-          &args.params.rank, &args.params.world_size, &timeout_ms,
+          positional, named, "ziiKzzzO!O!OzO|i", names,
+          &args.params.init_method, &args.params.rank,
+          &args.params.world_size, &timeout_ms,
           &args.params.bridge, &args.params.policy, &args.params.vendor,
           &PyList_Type, &facts, &PyList_Type, &problems, &store,
-          &args.params.attempt, &parts))
+          &args.params.attempt, &parts, &args.params.device))
     return NULL;
   args.params.timeout_ms = timeout_ms;
   args.params.wait_hook = check_signals;
@@ -148,6 +150,11 @@ static PyObject *job_new(PyTypeObject *type, PyObject *positional,
   self->job = job;
   self->parts = own;
   self->observer = NULL;
+  gb_job_info info = {.size = sizeof info};
+  (void)gb_job_get_info(job, &info);
+  core_works *ring = &self->works;
+  if (args.params.device < 0 || info.simulated) ring = NULL;
+  self->works = (core_works){ring, ring};
   return (PyObject *)self;
 }
 
@@ -158,12 +165,18 @@ static gb_job *job_of(PyObject *self) {
   return job;
 }
 
+core_works *core_job_works(PyObject *job) {
+  job_object *self = (job_object *)job;
+  return self->works.next ? &self->works : NULL;
+}
+
 int core_job_is_open(PyObject *job) { return ((job_object *)job)->job != NULL; }
 
 static PyObject *job_close(PyObject *self, PyObject *unused) {
   job_object *object = (job_object *)self;
   gb_job *job = object->job;
   if (!job) Py_RETURN_NONE;
+  core_works_end(core_job_works(self), NULL);
   gb_status status;
   gb_error error;
   Py_BEGIN_ALLOW_THREADS;
@@ -179,6 +192,7 @@ static void job_dealloc(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   job_object *object = (job_object *)self;
   if (object->job) {
+    core_works_end(core_job_works(self), NULL);
     Py_BEGIN_ALLOW_THREADS;
     (void)gb_job_close(object->job, NULL);
     Py_END_ALLOW_THREADS;

@@ -52,11 +52,22 @@ static PyObject *core_settings(PyObject *module, PyObject *unused) {
   return list;
 }
 
+/* On every call's path in a job on a GPU. */
+static PyObject *core_use_stream(PyObject *module, PyObject *stream) {
+  unsigned long long handle = PyLong_AsUnsignedLongLongMask(stream);
+  if (handle == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  gb_use_stream((void *)(uintptr_t)handle);
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"version", core_version, METH_NOARGS, "Version of the C library."},
     {"settings", core_settings, METH_NOARGS,
      "Every setting: a list of dicts with name, default, value, source,\n"
      "must_agree, help and problem."},
+    {"use_stream", core_use_stream, METH_O,
+     "use_stream(handle): what this thread's next calls on a GPU, and waits\n"
+     "for them, are ordered on; 0: the legacy default stream."},
     {NULL, NULL, 0, NULL}};
 
 static int module_exec(PyObject *module) {

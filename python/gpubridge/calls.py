@@ -5,13 +5,14 @@ every function takes a :class:`gpubridge.group.Group` first.
 Arguments that no rank could send raise here or in the library, before anything
 is sent. ``value`` is what the Work's future holds. With ``is_async`` a Work is
 returned at once and the tensors are kept until the library is done with them;
-otherwise the call blocks and the Work is complete.
+otherwise the call blocks and the Work is complete. In a job on a GPU, "done" and
+"blocks" are torch's current stream's: the host goes on once a call is enqueued.
 """
 
 import torch
 from torch.distributed import ReduceOp
 
-from .work import Batch, Work
+from .work import Batch, HostWork, Work
 
 # Codes of gb_dtype in gpubridge/coll.h, by torch's names: older torch lacks some.
 _DTYPE_NAMES = (
@@ -91,7 +92,7 @@ def factor_of(op):
     return float(factor)
 
 
-def _refuse(tensor, what):
+def _refuse(tensor, what, gpu):
     """The reason why a tensor cannot be sent, as an exception."""
     if not isinstance(tensor, torch.Tensor):
         return TypeError(f"the {what} must be a torch.Tensor, not {type(tensor).__name__}")
@@ -99,10 +100,15 @@ def _refuse(tensor, what):
         return ValueError(
             f"the {what} is {tensor.layout}: sparse tensors are not supported"
         )
-    if not tensor.is_cpu:
+    if gpu is None and not tensor.is_cpu:
         return ValueError(
             f"the {what} is on {tensor.device}, but this job runs on cpu. "
             "Tensors stay on the CPU in simulation and CPU-only mode"
+        )
+    if gpu is not None and not (tensor.is_cpu or gpu.has(tensor)):
+        return ValueError(
+            f"the {what} is on {tensor.device}, but this rank's job runs on "
+            f"{gpu.device}: move it there. LOCAL_RANK chose the GPU"
         )
     if not tensor.is_contiguous():
         return ValueError(f"the {what} is not contiguous: pass tensor.contiguous()")
@@ -112,19 +118,19 @@ def _refuse(tensor, what):
     )
 
 
-def check_tensor(tensor, what="tensor"):
+def check_tensor(group, tensor, what="tensor"):
     """TypeError or ValueError for a tensor that no rank could send."""
-    if not _is_plain(tensor):
-        raise _refuse(tensor, what)
+    if not _is_plain(tensor, group.gpu):
+        raise _refuse(tensor, what, group.gpu)
 
 
-def _is_plain(tensor):
-    """Whether it can be sent as it lies in memory. On every call's path: what is
-    no tensor or not strided ends in an exception, and only complex tensors can
-    be lazily conjugated."""
+def _is_plain(tensor, gpu):
+    """Whether it can be sent as it lies in memory, or in a job on a GPU as a copy
+    of that. On every call's path: what is no tensor or not strided ends in an
+    exception, and only complex tensors can be lazily conjugated."""
     try:
         return (
-            tensor.is_cpu
+            (tensor.is_cpu or (gpu is not None and gpu.has(tensor)))
             and tensor.is_contiguous()
             and not tensor.is_neg()
             and not (tensor.is_complex() and tensor.is_conj())
@@ -145,8 +151,8 @@ def _reduced_code(tensor, what="tensor"):
     return code
 
 
-def _reducible(tensor, what="tensor"):
-    check_tensor(tensor, what)
+def _reducible(group, tensor, what="tensor"):
+    check_tensor(group, tensor, what)
     return _reduced_code(tensor, what)
 
 
@@ -159,8 +165,8 @@ def _size(tensor):
     return tensor.numel(), code
 
 
-def _movable(tensor, what="tensor"):
-    check_tensor(tensor, what)
+def _movable(group, tensor, what="tensor"):
+    check_tensor(group, tensor, what)
     return _size(tensor)
 
 
@@ -172,10 +178,11 @@ def _same_type(a_name, a, b_name, b):
         )
 
 
-def _rows(large_name, large, small_name, small, world):
-    """Checks that `large` holds `world` rows like `small`."""
-    check_tensor(large, large_name)
-    check_tensor(small, small_name)
+def _rows(group, large_name, large, small_name, small):
+    """Checks that `large` holds a row like `small` for each rank."""
+    check_tensor(group, large, large_name)
+    check_tensor(group, small, small_name)
+    world = group.size
     _same_type(large_name, large, small_name, small)
     if large.numel() != small.numel() * world:
         raise ValueError(
@@ -195,20 +202,62 @@ def finish(group, core, tensors, value, then=None):
         then = None
     if value is NO_WORK:
         return None
-    return Work(core, value, then)
+    return Work(core, value, then, -1, group.gpu)
 
 
 def _before(group, is_async):
-    if is_async and group.worker is None:
+    if group.gpu is not None:
+        group.gpu.use_current_stream()
+    elif is_async and group.worker is None:
         group.need_worker()
+
+
+# ---- tensors of the CPU in a job on a GPU ----
+
+
+def _is_away(*tensors):
+    """Whether some of them (None: not this rank's) must be brought to the GPU."""
+    return any(tensor is not None and tensor.is_cpu for tensor in tensors)
+
+
+def _through_gpu(group, call, output, input, is_async, value, then):
+    """Makes the call on copies: ``call(output, input)`` gives its async Work.
+    Either is None if the call has none; one that is both is the output. The
+    result comes back when somebody waits, which blocks the host.
+    """
+    gpu = group.gpu
+    callers = gpu.current_stream()
+    with gpu.beside():
+        gpu.current_stream().wait_stream(callers)  # one of them may be on the GPU
+        there = None if output is None else output.to(gpu.device)
+        work = call(there, None if input is None else input.to(gpu.device))
+
+    def back():
+        # Of inference mode see _unpack.
+        with torch.inference_mode():
+            if there is not output:
+                output.copy_(there)
+        if then is not None:
+            then()
+
+    work = HostWork(work._core, value, back, gpu)
+    if is_async:
+        return work
+    work.wait()
+    return None if value is NO_WORK else work
 
 
 # ---- one tensor ----
 
 
 def all_reduce(group, tensor, op, is_async, value, then=None):
-    code = _reducible(tensor)
+    code = _reducible(group, tensor)
     redop = op_code(op)
+    if group.gpu is not None and _is_away(tensor):
+        return _through_gpu(
+            group, lambda out, _: all_reduce(group, out, op, True, None),
+            tensor, None, is_async, value, then,
+        )  # fmt: skip
     _before(group, is_async)
     if redop == PREMUL_SUM:
         core = group.core.all_reduce_scaled(
@@ -222,8 +271,13 @@ def all_reduce(group, tensor, op, is_async, value, then=None):
 
 
 def reduce(group, tensor, op, root, is_async, value):
-    code = _reducible(tensor)
+    code = _reducible(group, tensor)
     redop = op_code(op)
+    if group.gpu is not None and _is_away(tensor):
+        return _through_gpu(
+            group, lambda out, _: reduce(group, out, op, root, True, None),
+            tensor, None, is_async, value, None,
+        )  # fmt: skip
     _before(group, is_async)
     if redop == PREMUL_SUM:
         core = group.core.reduce_scaled(
@@ -237,22 +291,49 @@ def reduce(group, tensor, op, root, is_async, value):
 
 
 def broadcast(group, tensor, root, is_async, value):
-    count, code = _movable(tensor)
+    count, code = _movable(group, tensor)
+    if group.gpu is not None and _is_away(tensor):
+        return _through_gpu(
+            group, lambda out, _: broadcast(group, out, root, True, None),
+            tensor, None, is_async, value, None,
+        )  # fmt: skip
     _before(group, is_async)
     core = group.core.broadcast(tensor.data_ptr(), count, code, root, is_async)
     return finish(group, core, tensor, value)
 
 
 def barrier(group, is_async, value):
+    if group.gpu is not None:
+        return _gpu_barrier(group, is_async, value)
     _before(group, is_async)
     return finish(group, group.core.barrier(is_async), (), value)
+
+
+def _gpu_barrier(group, is_async, value):
+    """Comes after all that is on the device, or with `is_async` on the current
+    stream, and the host waits for it."""
+    if not is_async:
+        group.gpu.synchronize()
+    _before(group, True)
+    core = group.core.barrier(True)
+    group.keep(core, ())
+    work = HostWork(core, value, None, group.gpu)
+    if is_async:
+        return work
+    work.wait()
+    return None if value is NO_WORK else work
 
 
 # ---- a tensor of rows ----
 
 
 def all_gather(group, output, input, is_async, value, then=None):
-    _rows("output", output, "input", input, group.size)
+    _rows(group, "output", output, "input", input)
+    if group.gpu is not None and _is_away(output, input):
+        return _through_gpu(
+            group, lambda out, in_: all_gather(group, out, in_, True, None),
+            output, input, is_async, value, then,
+        )  # fmt: skip
     out_count, code = _size(output)
     in_count, _ = _size(input)
     _before(group, is_async)
@@ -263,9 +344,14 @@ def all_gather(group, output, input, is_async, value, then=None):
 
 
 def reduce_scatter(group, output, input, op, is_async, value, then=None):
-    _rows("input", input, "output", output, group.size)
+    _rows(group, "input", input, "output", output)
     code = _reduced_code(input)
     redop = op_code(op)
+    if group.gpu is not None and _is_away(output, input):
+        return _through_gpu(
+            group, lambda out, in_: reduce_scatter(group, out, in_, op, True, None),
+            output, input, is_async, value, then,
+        )  # fmt: skip
     _before(group, is_async)
     numbers = (
         output.data_ptr(),
@@ -283,11 +369,16 @@ def reduce_scatter(group, output, input, op, is_async, value, then=None):
 
 def gather(group, output, input, root, is_async, value, then=None):
     """`output` is None except on `root`."""
-    in_count, code = _movable(input, "input")
+    in_count, code = _movable(group, input, "input")
     out = (0, 0)
     if output is not None:
-        _rows("output", output, "input", input, group.size)
+        _rows(group, "output", output, "input", input)
         out = (output.data_ptr(), _size(output)[0])
+    if group.gpu is not None and _is_away(output, input):
+        return _through_gpu(
+            group, lambda out, in_: gather(group, out, in_, root, True, None),
+            output, input, is_async, value, then,
+        )  # fmt: skip
     _before(group, is_async)
     core = group.core.gather(*out, input.data_ptr(), in_count, code, root, is_async)
     return finish(group, core, (output, input), value, then)
@@ -295,11 +386,16 @@ def gather(group, output, input, root, is_async, value, then=None):
 
 def scatter(group, output, input, root, is_async, value):
     """`input` is None except on `root`."""
-    out_count, code = _movable(output, "output")
+    out_count, code = _movable(group, output, "output")
     given = (0, 0)
     if input is not None:
-        _rows("input", input, "output", output, group.size)
+        _rows(group, "input", input, "output", output)
         given = (input.data_ptr(), _size(input)[0])
+    if group.gpu is not None and _is_away(output, input):
+        return _through_gpu(
+            group, lambda out, in_: scatter(group, out, in_, root, True, None),
+            output, input, is_async, value, None,
+        )  # fmt: skip
     _before(group, is_async)
     core = group.core.scatter(
         output.data_ptr(), out_count, *given, code, root, is_async
@@ -307,9 +403,10 @@ def scatter(group, output, input, root, is_async, value):
     return finish(group, core, (output, input), value)
 
 
-def _split_counts(name, tensor, splits, world):
+def _split_counts(group, name, tensor, splits):
     """Elements of each rank's part; None: equal parts."""
-    check_tensor(tensor, name)
+    check_tensor(group, tensor, name)
+    world = group.size
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % world:
@@ -328,11 +425,11 @@ def _split_counts(name, tensor, splits, world):
 
 def all_to_all(group, output, input, out_splits, in_splits, is_async, value, then=None):
     """Splits: rows (of dimension 0) to and from each rank; empty: equal."""
-    check_tensor(output, "output")
-    check_tensor(input, "input")
+    check_tensor(group, output, "output")
+    check_tensor(group, input, "input")
     _same_type("output", output, "input", input)
-    out_counts = _split_counts("output", output, out_splits, group.size)
-    in_counts = _split_counts("input", input, in_splits, group.size)
+    out_counts = _split_counts(group, "output", output, out_splits)
+    in_counts = _split_counts(group, "input", input, in_splits)
     return _exchange(
         group, output, out_counts, input, in_counts, is_async, value, then
     )
@@ -340,6 +437,14 @@ def all_to_all(group, output, input, out_splits, in_splits, is_async, value, the
 
 def _exchange(group, output, out_counts, input, in_counts, is_async, value, then):
     """all_to_all of checked, packed parts, counts in elements or None."""
+    if group.gpu is not None and _is_away(output, input):
+        return _through_gpu(
+            group,
+            lambda out, in_: _exchange(
+                group, out, out_counts, in_, in_counts, True, None, None
+            ),
+            output, input, is_async, value, then,
+        )  # fmt: skip
     out_count, code = _size(output)
     in_count, _ = _size(input)
     size = output.element_size() if code == _BYTE else 1
@@ -363,14 +468,14 @@ def _exchange(group, output, out_counts, input, in_counts, is_async, value, then
 # ---- lists of tensors ----
 
 
-def _check_list(tensors, what, count=None):
+def _check_list(group, tensors, what, count=None):
     if count is not None and len(tensors) != count:
         raise ValueError(
             f"{count} tensors are wanted in the {what} list, one for each rank, "
             f"not {len(tensors)}"
         )
     for tensor in tensors:
-        check_tensor(tensor, what)
+        check_tensor(group, tensor, what)
         _same_type(f"first {what}", tensors[0], f"other {what}", tensor)
 
 
@@ -402,8 +507,7 @@ def _room(tensors):
     flat = _packed(tensors)
     if flat is not None:
         return flat, None
-    total = sum(tensor.numel() for tensor in tensors)
-    flat = torch.empty(total, dtype=tensors[0].dtype, device=tensors[0].device)
+    flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
     return flat, lambda: _unpack(flat, tensors)
 
 
@@ -412,6 +516,8 @@ def _unpack(flat, tensors):
     # Runs on whoever waits, perhaps outside the inference mode that the tensors
     # come from: only inside one may such tensors be changed.
     with torch.inference_mode():
+        if flat.is_cuda:  # made on another stream, perhaps
+            flat.record_stream(torch.cuda.current_stream(flat.device))
         for tensor in tensors:
             n = tensor.numel()
             tensor.view(-1).copy_(flat[at : at + n])
@@ -426,8 +532,8 @@ def _counts(tensors):
 
 def all_gather_list(group, outputs, input, is_async, value):
     """outputs[r]: rank r's input; sizes may differ between ranks."""
-    check_tensor(input, "input")
-    _check_list(outputs, "output", group.size)
+    check_tensor(group, input, "input")
+    _check_list(group, outputs, "output", group.size)
     _same_type("output", outputs[0], "input", input)
     if outputs[group.rank].numel() != input.numel():
         raise ValueError(
@@ -438,6 +544,16 @@ def all_gather_list(group, outputs, input, is_async, value):
     counts = _counts(outputs)
     if counts is None:
         return all_gather(group, flat, input, is_async, value, then)
+    return _all_gather_v(group, flat, counts, input, is_async, value, then)
+
+
+def _all_gather_v(group, flat, counts, input, is_async, value, then):
+    if group.gpu is not None and _is_away(flat, input):
+        return _through_gpu(
+            group,
+            lambda out, in_: _all_gather_v(group, out, counts, in_, True, None, None),
+            flat, input, is_async, value, then,
+        )  # fmt: skip
     total, code = _size(flat)
     in_count, _ = _size(input)
     if code == _BYTE:
@@ -451,8 +567,8 @@ def all_gather_list(group, outputs, input, is_async, value):
 
 def reduce_scatter_list(group, output, inputs, op, is_async, value):
     """inputs[r] goes, reduced, to rank r; sizes may differ between ranks."""
-    code = _reducible(output, "output")
-    _check_list(inputs, "input", group.size)
+    _reducible(group, output, "output")
+    _check_list(group, inputs, "input", group.size)
     _same_type("output", output, "input", inputs[0])
     if inputs[group.rank].numel() != output.numel():
         raise ValueError(
@@ -463,7 +579,20 @@ def reduce_scatter_list(group, output, inputs, op, is_async, value):
     counts = _counts(inputs)
     if counts is None:
         return reduce_scatter(group, output, flat, op, is_async, value)
+    return _reduce_scatter_v(group, output, flat, counts, op, is_async, value)
+
+
+def _reduce_scatter_v(group, output, flat, counts, op, is_async, value):
+    code = _reduced_code(output, "output")
     redop = op_code(op)
+    if group.gpu is not None and _is_away(output, flat):
+        return _through_gpu(
+            group,
+            lambda out, in_: _reduce_scatter_v(
+                group, out, in_, counts, op, True, None
+            ),
+            output, flat, is_async, value, None,
+        )  # fmt: skip
     _before(group, is_async)
     core = group.core.reduce_scatter_v(
         output.data_ptr(),
@@ -482,7 +611,7 @@ def gather_list(group, outputs, input, root, is_async, value):
     """`outputs` is None except on `root`."""
     if outputs is None:
         return gather(group, None, input, root, is_async, value)
-    _check_list(outputs, "output", group.size)
+    _check_list(group, outputs, "output", group.size)
     flat, then = _room(outputs)
     return gather(group, flat, input, root, is_async, value, then)
 
@@ -491,13 +620,13 @@ def scatter_list(group, output, inputs, root, is_async, value):
     """`inputs` is None except on `root`."""
     if inputs is None:
         return scatter(group, output, None, root, is_async, value)
-    _check_list(inputs, "input", group.size)
+    _check_list(group, inputs, "input", group.size)
     return scatter(group, output, _pack(inputs), root, is_async, value)
 
 
 def all_to_all_list(group, outputs, inputs, is_async, value):
-    _check_list(outputs, "output", group.size)
-    _check_list(inputs, "input", group.size)
+    _check_list(group, outputs, "output", group.size)
+    _check_list(group, inputs, "input", group.size)
     _same_type("output", outputs[0], "input", inputs[0])
     flat, then = _room(outputs)
     packed = _pack(inputs)
@@ -511,11 +640,11 @@ def all_to_all_list(group, outputs, inputs, is_async, value):
 def all_reduce_many(group, tensors, op, is_async, value):
     """Each tensor reduced; small ones of one type as one call."""
     for tensor in tensors:
-        _reducible(tensor)
+        _reducible(group, tensor)
     works = []
     by_type = {}
     for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
+        by_type.setdefault((tensor.dtype, tensor.is_cpu), []).append(tensor)
     for same in by_type.values():
         small = [t for t in same if t.numel() * t.element_size() <= _FLATTEN_BYTES]
         large = [t for t in same if t.numel() * t.element_size() > _FLATTEN_BYTES]
@@ -578,14 +707,14 @@ def all_reduce_sparse(group, tensor, op):
 
 
 def send(group, tensor, peer, tag, is_async, value):
-    count, code = _movable(tensor)
+    count, code = _movable(group, tensor)
     core = group.core.send(tensor.data_ptr(), count, code, peer, tag, is_async)
     return finish(group, core, tensor, value)
 
 
 def recv(group, tensor, peer, tag, is_async, value):
     """peer -1: from any rank."""
-    count, code = _movable(tensor)
+    count, code = _movable(group, tensor)
     core = group.core.recv(tensor.data_ptr(), count, code, peer, tag, is_async)
     if isinstance(core, int):
         return Work(None, value, source=core)
@@ -596,7 +725,7 @@ def batch(group, operations, is_async, value):
     """operations: (is_send, tensor, peer, tag) each; one Work for all."""
     rows = []
     for is_send, tensor, peer, tag in operations:
-        count, code = _movable(tensor)
+        count, code = _movable(group, tensor)
         rows.append((is_send, tensor.data_ptr(), count, code, peer, tag))
     core = group.core.batch(rows, is_async)
     return finish(group, core, [operation[1] for operation in operations], value)

@@ -2,7 +2,10 @@
 
 import os
 import threading
+import time
 from collections import deque
+
+_SETTLE_SECONDS = 10
 
 
 class Group:
@@ -12,9 +15,11 @@ class Group:
     addresses; :mod:`gpubridge.collectives` calls them for tensors.
     """
 
-    def __init__(self, core):
+    def __init__(self, core, gpu=None):
+        """gpu: the :class:`gpubridge.gpu.Gpu` of a job that runs on one."""
         info = core.info()
         self.core = core
+        self.gpu = gpu
         self.rank = info["rank"]
         self.size = info["count"]
         self.ranks = info["ranks"]
@@ -25,6 +30,8 @@ class Group:
         self.kept = deque()
         self.worker = None
         self.lock = threading.Lock()
+        if gpu is not None:  # the host has a part in sync calls too
+            self.need_worker()
 
     def keep(self, work, tensors):
         """Holds `tensors` until `work` is done, also if its owner drops it."""
@@ -43,6 +50,18 @@ class Group:
                 )
                 self.worker.start()
 
+    def settle(self):
+        """On a GPU, waits for async calls that nobody has waited for: closing
+        takes their handles back. Bounded; what is late then counts as failed."""
+        if self.gpu is None or self.pid != os.getpid():
+            return
+        end = time.monotonic() + _SETTLE_SECONDS
+        while self.kept and time.monotonic() < end:
+            if self.kept[0][0].test():
+                self.kept.popleft()
+            else:
+                time.sleep(0.001)
+
     def ended(self):
         """The library is through with it: joins the worker, frees tensors."""
         if self.worker is not None and self.pid == os.getpid():
@@ -51,6 +70,7 @@ class Group:
 
     def close(self):
         """Runs what is queued and gives the group back. Idempotent."""
+        self.settle()
         try:
             self.core.close()
         finally:

@@ -94,7 +94,8 @@ class GpubridgeProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self):
-        return [_CPU]
+        gpu = self._group.gpu
+        return [_CPU] if gpu is None else [_CPU, torch.device("cuda")]
 
     def getGroupName(self):
         return self._name

@@ -32,14 +32,15 @@ _adopting = False  # init() has opened the job and now creates torch's group
 class Session:
     """An open job and what Python keeps for it."""
 
-    def __init__(self, job, topology, parts, open_store):
+    def __init__(self, job, topology, parts, open_store, gpu=None):
         self.job = job
+        self.gpu = gpu  # see gpubridge.gpu; None: on host memory
         self.topology = topology
         self.parts = parts  # custom policy and bridge, or None
         self.open_store = open_store  # see rendezvous.store
         self.pid = os.getpid()
         self.observers = Observers(job)
-        self.world = Group(job.world())
+        self.world = Group(job.world(), gpu)
         self.groups = []  # all others that are open
         # Rank of torch's default group -> rank of the job; None: the same.
         self.job_ranks = None
@@ -57,7 +58,7 @@ class Session:
         # (new_group by members only, or with use_local_synchronization).
         milliseconds = int(timeout.total_seconds() * 1000) if timeout else 0
         core = self.job.open_group(ranks, None, max(milliseconds, 0), None)
-        group = Group(core)
+        group = Group(core, self.gpu)
         self.groups.append(group)
         return group
 
@@ -71,6 +72,8 @@ class Session:
         """Runs what is queued and leaves the job. Idempotent."""
         self._await_store_clients()
         self.open_store = None
+        for group in (*self.groups, self.world):
+            group.settle()
         try:
             self.job.close()
         finally:
@@ -163,7 +166,10 @@ def _join(
         )
     import torch
 
+    from .gpu import Gpu, choose
+
     found = probe()
+    index, problems = choose(found)
     timeout_ms = int(timeout.total_seconds() * 1000) if timeout else 0
     policy, bridge, parts = _custom_parts(policy, bridge, _peek_rank(rank), open_store)
     job = _open(
@@ -179,18 +185,25 @@ def _join(
             ("probe", json.dumps(found.to_dict())),
             *facts,
         ],
-        [*found.errors, *(parts.problems if parts else ())],
+        [*problems, *found.errors, *(parts.problems if parts else ())],
         None if store is None else _Store(store),
         None,
         parts,
+        index,
     )
     info = job.info()
+    gpu = None if index < 0 else Gpu(index)
+    if gpu is not None:  # only now: all ranks have agreed
+        torch.cuda.set_device(index)
     topology = Topology.from_info(
-        info, timedelta(milliseconds=info["timeout_ms"]), torch.device("cpu"), parts
+        info,
+        timedelta(milliseconds=info["timeout_ms"]),
+        torch.device("cpu") if gpu is None else gpu.device,
+        parts,
     )
     if parts is not None:
         parts.topology = topology
-    _session = Session(job, topology, parts, open_store)
+    _session = Session(job, topology, parts, open_store, gpu)
     _tell(topology)
     return _session
 

@@ -20,6 +20,7 @@ def _milliseconds(timeout):
     return max(int(timeout * 1000), 1) if timeout > 0 else 0
 
 
+_POLL_SECONDS = 0.0001
 _futures_lock = threading.Lock()
 
 
@@ -27,9 +28,10 @@ _futures_lock = threading.Lock()
 class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
     """One call. ``core`` is the library's handle, None when it was done before
     this object was made; ``value`` is what the future holds; ``source`` the
-    group rank that a finished receive came from."""
+    group rank that a finished receive came from; ``gpu`` the one whose streams
+    are ordered by it, None in a job on host memory."""
 
-    def __init__(self, core, value, then=None, source=-1):
+    def __init__(self, core, value, then=None, source=-1, gpu=None):
         super().__init__()
         self._core = core
         self._value = value
@@ -37,6 +39,8 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         self._then = then  # runs once, after success, on whoever waits first
         self._error = None
         self._future = None
+        self._gpu = gpu
+        self._event = None  # the end of what _then did on a GPU
         # Most works have nothing to run: they need no lock of their own.
         self._then_lock = threading.Lock() if then is not None else None
 
@@ -49,12 +53,23 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
             if then is not None:
                 try:
                     then()
+                    if self._gpu is not None:
+                        self._event = self._gpu.mark()
                 except Exception as error:
                     self._error = error
                     raise RuntimeError(str(error)) from error
+            elif self._event is not None:  # it may have run on another stream
+                self._gpu.current_stream().wait_event(self._event)
+
+    def _core_wait(self, milliseconds):
+        if self._gpu is not None:
+            self._gpu.use_current_stream()
+        self._core.wait(milliseconds)
 
     def wait(self, timeout=None):
-        """Blocks until it is done; returns True.
+        """Blocks until it is done; returns True. On a GPU the current stream
+        waits, and the host does not: a failure that comes after that is raised
+        by later calls.
 
         TimeoutError when `timeout` (a timedelta or seconds) passes first: the
         call goes on. RuntimeError, with the original as its cause, when the
@@ -64,7 +79,7 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
             raise RuntimeError(str(self._error)) from self._error
         if self._core is not None:
             try:
-                self._core.wait(_milliseconds(timeout))
+                self._core_wait(_milliseconds(timeout))
             except TimeoutError:
                 raise
             except Exception as error:
@@ -82,7 +97,7 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
                 self._finish()  # who polls may read the result without a wait
             except RuntimeError:
                 pass  # exception() has it
-        return True
+        return self._event is None or self._event.query()
 
     def is_success(self):
         return self.is_completed() and self.exception() is None
@@ -91,7 +106,7 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         """The original exception, or None; meaningful once completed."""
         if self._error is None and self._core is not None and self._core.test():
             try:
-                self._core.wait(0)
+                self._core_wait(0)
             except Exception as error:  # noqa: BLE001 - handed to the caller
                 self._error = error
         return self._error
@@ -131,6 +146,9 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
         with _futures_lock:
             if self._future is not None:
                 return self._future
+            if self._gpu is not None:
+                self._future = self._gpu_future()
+                return self._future
             done = torch.futures.Future()
             self._future = done.then(self._outcome)
         if self._is_done():
@@ -139,10 +157,58 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
             _completer.add(self, done)
         return self._future
 
+    def _gpu_future(self):
+        """Complete from the start, as other GPU backends' are: what waits for it,
+        and its callbacks, are ordered after the call on their streams."""
+        if self._is_done():
+            return self._completed_future()
+        with self._gpu.beside():
+            return self._completed_future()
+
+    def _completed_future(self):
+        try:
+            self.wait()
+        except Exception:  # noqa: BLE001 - _outcome raises it again
+            done = torch.futures.Future()
+            future = done.then(self._outcome)
+            done.set_result(None)
+            return future
+        future = torch.futures.Future(devices=[self._gpu.device])
+        future.set_result(self._value)
+        return future
+
     def _outcome(self, _):
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error
         return self._value
+
+
+@eager
+class HostWork(Work):
+    """A call of a job on a GPU that the host waits for: a barrier, or one on
+    tensors of the CPU. Its ``then`` runs on a stream of our own."""
+
+    def __init__(self, core, value, then, gpu):
+        super().__init__(core, value, then)
+        self._device = gpu
+
+    def _core_wait(self, milliseconds):
+        # Polled: a wait for a stream could neither be interrupted nor time out.
+        end = time.monotonic() + milliseconds / 1000 if milliseconds else None
+        while not self._core.test():
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(
+                    f"the work was not done after {milliseconds / 1000:.4g} s; it "
+                    "goes on"
+                )
+            time.sleep(_POLL_SECONDS)
+        with self._device.beside():
+            self._device.use_current_stream()
+            self._core.wait(0)
+
+    def _finish(self):
+        with self._device.beside():
+            super()._finish()
 
 
 @eager
@@ -153,6 +219,8 @@ class Batch(Work):
     def __init__(self, works, value):
         super().__init__(None, value)
         self._works = [work for work in works if work is not None]
+        gpus = (work._gpu for work in self._works if work._gpu is not None)
+        self._gpu = next(gpus, None)
 
     def wait(self, timeout=None):
         end = None

@@ -1,0 +1,315 @@
+"""Jobs on GPUs through the Python package, where there is neither a GPU nor a torch
+for one.
+
+What runs is ours and real: library, extension, package, torch.distributed's Python
+side. The drivers, NCCL and RCCL are the fakes of tests/fakes, which end a rank that
+uses data before they are ready or touches device memory from the host.
+test_raw_addresses goes through the extension alone, with memory and streams of the
+fake driver. The others put a stand-in for torch.cuda and for CUDA tensors on top
+(gpu_standin.py). So nothing here shows that torch's own CUDA code works with it:
+futures with devices, the caching allocator and autograd have run nowhere.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+FAKES = Path(os.environ.get("GPUBRIDGE_TEST_FAKES", ROOT / "build/lib/fakes"))
+
+pytestmark = pytest.mark.skipif(
+    not (FAKES / "cuda/libcuda.so.1").exists(),
+    reason="the fakes are not built: cmake --preset dev && cmake --build build",
+)
+
+COMMON = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch, torch.distributed as dist
+import gpubridge
+from gpubridge import _core
+import gpu_standin as standin
+from gpu_standin import gpu
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+vendor = os.environ["TEST_VENDOR"]
+def refused(kind, call, *words):
+    try:
+        call()
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"not refused: {{words}}")
+"""
+
+
+def on_fakes(vendors, **more):
+    """Keyword arguments of a job on the fakes, one GPU each."""
+    names = {"n": "nvidia", "a": "amd"}
+    return {
+        "env": {
+            "GPUBRIDGE_VENDOR": None,
+            "GPUBRIDGE_CUDA_LIB": str(FAKES / "cuda/libcuda.so.1"),
+            "GPUBRIDGE_NCCL_LIB": str(FAKES / "cuda/libnccl.so.2"),
+            "GPUBRIDGE_RCCL_LIB": str(FAKES / "hip/librccl.so.1"),
+            "LOCAL_RANK": "0",
+            **more,
+        },
+        "per_rank": {
+            rank: {
+                "FAKE_GPU_UUID": f"GPU-00000000-0000-0000-0000-{rank * 16:012d}",
+                "TEST_VENDOR": names[letter],
+            }
+            for rank, letter in enumerate(vendors)
+        },
+    }
+
+
+def test_raw_addresses(run):
+    """The extension alone, on addresses and streams: calls are ordered on the
+    stream that was named, a wait orders another one and does not block the host,
+    handles outlive their job."""
+    run(
+        COMMON
+        + """
+standin.driver = driver = standin.Hip() if vendor == "amd" else standin.Cuda()
+job = _core.Job(None, -1, -1, 20000, None, "auto", vendor, [], [], None, None, None, 0)
+group = job.world()
+info = job.info()
+assert info["run_kind"] == "gpu-mixed" and not info["simulated"], info
+first, second = driver.stream(), driver.stream()
+n = 5000
+a, b = driver.memory(n * 4), driver.memory(n * 4)
+one = torch.full((n,), rank + 1.0); back = torch.empty(n)
+def put(address, stream): driver.copy(address, one.data_ptr(), n * 4, "in", stream)
+def look(address, stream):
+    driver.copy(back.data_ptr(), address, n * 4, "out", stream)
+    driver.synchronize(stream)
+    return back.unique().tolist()
+put(a, first)
+_core.use_stream(first)
+assert group.all_reduce(a, n, 6, 0, 0) is None
+assert look(a, first) == [10.0]
+put(b, second)
+_core.use_stream(second)
+work = group.all_reduce(b, n, 6, 0, 1)
+_core.use_stream(first)
+work.wait(0)
+assert look(b, first) == [10.0] and work.test() is True
+kept = [group.all_reduce(b, n, 6, 0, 1) for _ in range(3)]
+_core.use_stream(second)
+kept[-1].wait(0)
+driver.synchronize(second)
+job.close()
+# Handles that outlive the job: given back by then, and still right.
+for work in kept:
+    assert work.test() is True and work.wait(0) is None and work.seq() > 0
+try:
+    _core.use_stream("x"); raise SystemExit("accepted")
+except TypeError:
+    pass
+""",
+        "nnaa",
+        **on_fakes("nnaa"),
+    )
+
+
+EVERYTHING = """
+standin.pretend(vendor)
+"""
+
+
+def test_calls(run):
+    """Every collective of torch.distributed on stand-in tensors, sync and async,
+    from several streams; the topology; tensors of another GPU and of the CPU."""
+    run(
+        COMMON
+        + EVERYTHING
+        + """
+dist.init_process_group(backend="gpubridge")
+topology = gpubridge.get_topology()
+assert str(topology.device) == "cuda:0" and standin.set_devices == [0]
+assert topology.run_kind == "gpu-mixed" and not topology.simulated
+group = dist.distributed_c10d._get_default_group()
+assert [d.type for d in group._device_types] == ["cpu", "cuda"]
+
+# Sync calls: the result is in the order of the current stream.
+x = gpu([rank + 1.0] * 1000)
+dist.all_reduce(x)
+assert set(x.tolist()) == {10.0}
+x = gpu([float(rank)]); dist.broadcast(x, 2); assert x.tolist() == [2]
+x = gpu([rank + 1] * 3, torch.int64)
+dist.all_reduce(x, dist.ReduceOp.MAX); assert x.tolist() == [4] * 3
+x = gpu([rank + 1.0]); dist.all_reduce(x, dist.ReduceOp.AVG); assert x.tolist() == [2.5]
+x = gpu([rank + 1.0]); dist.reduce(x, 3); assert x.tolist() == [10.0 if rank == 3 else rank + 1.0]
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+out = gpu([0.0] * world); gather(out, gpu([float(rank)])); assert out.tolist() == [0, 1, 2, 3]
+scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+one = gpu([0.0]); scatter(one, gpu([0.0, 1, 2, 3])); assert one.tolist() == [4.0 * rank]
+out = gpu([0.0] * world); dist.all_to_all_single(out, gpu([rank * 10.0 + i for i in range(world)]))
+assert out.tolist() == [i * 10 + rank for i in range(world)]
+dist.barrier()
+
+# Lists that do not lie side by side are packed on the stream.
+rows = [gpu([0.0] * 2) for _ in range(world)]
+dist.all_gather(rows, gpu([float(rank)] * 2))
+assert [t.tolist() for t in rows] == [[i, i] for i in range(world)]
+sizes = [gpu([0.0] * (i + 1)) for i in range(world)]
+dist.all_gather(sizes, gpu([float(rank)] * (rank + 1)))
+assert [t.tolist() for t in sizes] == [[float(i)] * (i + 1) for i in range(world)]
+
+# Async: from one stream, waited for on another, with what comes after it.
+side = standin.Stream()
+x = gpu([rank + 1.0] * 3000)
+work = dist.all_reduce(x, async_op=True)
+with torch.cuda.stream(side):
+    assert work.wait() is True
+    assert set(x.tolist()) == {10.0}
+assert work.is_completed() and work.is_success() and work.exception() is None
+rows = [gpu([0.0] * 2) for _ in range(world)]
+work = dist.all_gather(rows, gpu([float(rank)] * 2), async_op=True)
+recorded = standin.GpuTensor.recorded
+with torch.cuda.stream(side):
+    work.wait()
+assert standin.GpuTensor.recorded == recorded + 1  # what is unpacked there
+work.wait()  # another stream: ordered after the unpacking
+assert [t.tolist() for t in rows] == [[i, i] for i in range(world)]
+many = [gpu([rank + 1.0] * n) for n in (1, 70, 3)]
+works = [dist.all_reduce(t, async_op=True) for t in many]
+for work in works: work.wait()
+assert all(set(t.tolist()) == {10.0} for t in many)
+work = group.barrier(); work.wait(); assert work.is_completed()
+
+# What is held until the call is over.
+import gc, weakref
+x = gpu([1.0] * 50); gone = weakref.ref(x.storage_here)
+work = dist.all_reduce(x, async_op=True)
+del x
+gc.collect()
+assert gone() is not None
+work.wait(); torch.cuda.synchronize()
+work = None
+dist.all_reduce(gpu([1.0]), async_op=True).wait()
+assert gone() is None
+
+# Tensors of the CPU go through the GPU; the host waits for those.
+x = torch.full((500,), rank + 1.0)
+dist.all_reduce(x); assert x.unique().tolist() == [10.0]
+work = dist.all_reduce(x, async_op=True); work.wait(); assert x.unique().tolist() == [40.0]
+work = dist.all_reduce(x, async_op=True)
+while not work.is_completed(): pass
+assert x.unique().tolist() == [160.0]
+future = dist.all_reduce(x, async_op=True).get_future().wait()
+assert future[0] is x and x.unique().tolist() == [640.0]
+objects = [None] * world
+dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+assert objects == [{"rank": i, "text": "x" * i} for i in range(world)]
+lists = [torch.empty(i + 1) for i in range(world)]
+dist.all_gather(lists, torch.full((rank + 1,), float(rank)))
+assert [t.tolist() for t in lists] == [[float(i)] * (i + 1) for i in range(world)]
+out = torch.empty(world); gather(out, gpu([float(rank)])); assert out.tolist() == [0, 1, 2, 3]
+
+# Refused before anything is sent: the others do not even call.
+if rank == 1:
+    far = standin.GpuTensor([3], torch.float32, standin._Storage(12), index=1)
+    refused(ValueError, lambda: dist.all_reduce(far), "cuda:1", "cuda:0", "LOCAL_RANK")
+    refused(NotImplementedError, lambda: dist.send(gpu([1.0]), 0), "GPU")
+part = dist.new_group([0, 2])
+if rank in (0, 2):
+    x = gpu([rank + 1.0] * 9); dist.all_reduce(x, group=part); assert x.tolist() == [4.0] * 9
+x = gpu([1.0] * 5); gpubridge.all_reduce(x); assert x.tolist() == [4.0] * 5
+# Nobody waits for this one: leaving does.
+last = dist.all_reduce(gpu([1.0] * 5000), async_op=True)
+dist.destroy_process_group()
+assert last.is_completed() and last.exception() is None
+assert standin.set_devices == [0]
+""",
+        "nnaa",
+        **on_fakes("nnaa"),
+    )
+
+
+def test_a_rank_dies(start):
+    """A rank that dies ends the others' job with one sentence: a wait of the host
+    raises it (a tensor of the CPU), and so does the next call. It is an island of its
+    own: how a vendor's library takes a death inside one, the fakes cannot show."""
+    job = start(
+        COMMON
+        + EVERYTHING
+        + """
+dist.init_process_group(backend="gpubridge")
+x = gpu([1.0] * 1000); dist.all_reduce(x); assert set(x.tolist()) == {3.0}
+if rank == 2: os._exit(9)
+refused(RuntimeError, lambda: dist.all_reduce(torch.ones(1000)), "rank 2")
+refused(RuntimeError, lambda: dist.all_reduce(gpu([1.0])), "rank 2")
+dist.destroy_process_group()
+print("over")
+""",
+        "nna",
+        **on_fakes("nna"),
+    )
+    ended = job.wait(60)
+    assert [e.code for e in ended] == [0, 0, 9], [e.out for e in ended]
+    assert all("over" in e.out for e in ended[:2])
+
+
+def test_which_gpu(run):
+    """LOCAL_RANK names it; what is wrong there refuses the job on every rank, and
+    then torch's current device was not touched. In a split test it wraps."""
+    run(
+        COMMON
+        + """
+standin.pretend(vendor, 2)
+def fails(*words):
+    refused(RuntimeError, gpubridge.init, *words)
+    assert not standin.set_devices and not gpubridge.is_initialized()
+def wrong(text, *words):
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    os.environ["GPUBRIDGE_TEST"] = text
+    os.environ["LOCAL_RANK"] = text if rank == 1 else "0"
+    fails(*words)
+os.environ["CUDA_VISIBLE_DEVICES"] = "4,5"
+wrong("one", 'LOCAL_RANK is "one"', "rank 1")
+wrong("2", "LOCAL_RANK is 2", "GPU 2", "sees only 2", "CUDA_VISIBLE_DEVICES=4,5", "batch")
+os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+if rank == 1: torch.cuda.device_count = lambda: 0
+fails("rank 1", "no GPU", "GPUBRIDGE_CPU_ONLY", "GPUBRIDGE_VENDOR")
+if rank == 1: torch.version.cuda = torch.version.hip = None
+os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+fails("rank 1", "neither CUDA nor ROCm", "still needs such a build")
+# Both are of one vendor, and the other rank's number wraps.
+standin.pretend(vendor, 1)
+os.environ["GPUBRIDGE_SPLIT_TEST"] = "half"
+os.environ["LOCAL_RANK"] = str(rank)
+os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", gpubridge.SplitTestWarning)
+    topology = gpubridge.init()
+assert topology.run_kind == "split-test" and str(topology.device) == "cuda:0", topology
+x = gpu([rank + 1.0]); gpubridge.all_reduce(x); assert x.tolist() == [3.0]
+gpubridge.destroy()
+""",
+        "nn",
+        **on_fakes("nn", FAKE_GPU_DEVICES="2"),
+    )
+
+
+def test_simulation_leaves_torch_cuda_alone(run):
+    """In a simulated job nothing of torch.cuda is called but the count of GPUs."""
+    run(
+        """
+import torch, gpubridge
+class Nobody:
+    device_count = staticmethod(lambda: 0)
+    def __getattr__(self, name): raise SystemExit(f"torch.cuda.{name} was used")
+torch.cuda = Nobody()
+topology = gpubridge.init()
+assert str(topology.device) == "cpu"
+x = torch.ones(3); gpubridge.all_reduce(x); assert x.tolist() == [2.0] * 3
+gpubridge.all_reduce(x, async_op=True).wait()
+gpubridge.barrier()
+gpubridge.destroy()
+""",
+        "na",
+    )
