@@ -197,9 +197,10 @@ gbi_task *gbi_engine_oldest(gbi_engine *engine) {
 /* ---- steps ---- */
 
 static bool gate_open(const gbi_task *task, const gbi_step *step) {
-  return !step->gate ||
-         atomic_load_explicit(task->gates->ready, memory_order_acquire) >=
-             task->ready + step->gate;
+  if (!step->gate) return true;
+  const gbi_gates *gates = task->gates;
+  uint64_t ready = atomic_load_explicit(gates->ready, memory_order_acquire);
+  return ready >= task->ready + step->gate && gates->sound(gates->arg);
 }
 
 static bool deps_done(const gbi_task *task, const gbi_step *step) {

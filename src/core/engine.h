@@ -27,6 +27,10 @@
 typedef struct gbi_gates {
   const _Atomic uint64_t *ready;
   _Atomic uint64_t *arrived;
+  /* Whether what the device raised can be believed: a library that has failed
+   * lets its streams go on with what means nothing. Cheap, any thread. */
+  bool (*sound)(const void *arg);
+  const void *arg;
 } gbi_gates;
 
 typedef struct gbi_task {

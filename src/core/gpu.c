@@ -97,6 +97,12 @@ bool gbi_gpu_has_host(const gbi_gpu_turn *turn) {
 
 /* ---- open and close ---- */
 
+static bool is_sound(const void *arg) {
+  const gbi_gpu *gpu = arg;
+  return !gpu->failed &&
+         (!gpu->native || gbi_native_check(gpu->native, NULL) == GB_OK);
+}
+
 static gb_status make_streams(gbi_gpu *gpu, gb_error *error) {
   gbi_device *d = gpu->device;
   for (int i = 0; i < GBI_LANES; i++)
@@ -113,6 +119,8 @@ static gb_status make_streams(gbi_gpu *gpu, gb_error *error) {
   gpu->flags_device = device;
   gpu->gates.ready = (const _Atomic uint64_t *)(void *)(gpu->flags + READY_AT);
   gpu->gates.arrived = (_Atomic uint64_t *)(void *)(gpu->flags + ARRIVED_AT);
+  gpu->gates.sound = is_sound;
+  gpu->gates.arg = gpu;
   return GB_OK;
 }
 
@@ -160,6 +168,10 @@ void gbi_gpu_fail(gbi_gpu *gpu) {
   if (gpu->flags)
     atomic_store_explicit(gpu->gates.arrived, OPEN_ALL, memory_order_release);
   if (gpu->native) gbi_native_abort(gpu->native);
+}
+
+bool gbi_gpu_has_failed(const gbi_gpu *gpu) {
+  return gpu->failed;
 }
 
 gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error) {
@@ -362,7 +374,7 @@ static gb_status check_reduces(const gbi_gpu *gpu, const gbi_plan *plan,
     if (gbi_native_reduces(gpu->native, dtype, redop)) continue;
     return gbi_fail(error, GB_ERR_UNSUPPORTED,
                     "%s of %s cannot be reduced by the %s library of this "
-                    "island. Use another type, or a tensor on the CPU",
+                    "island. Use another type or reduction",
                     gb_redop_name(redop), gb_dtype_name(dtype),
                     gbi_vendor_name(gpu->ops->vendor));
   }

@@ -572,7 +572,6 @@ static void fail_group(gb_group *g, const gb_error *cause) {
   g->queued = 0;
   g->queued_bytes = 0;
   pthread_mutex_unlock(&g->works->lock);
-  if (g->p.gpu) gbi_gpu_fail(g->p.gpu);
   bool first = true;
   gbi_task *task;
   gb_error not_run;
@@ -593,6 +592,7 @@ static void fail_group(gb_group *g, const gb_error *cause) {
     settle_work(g, queue, &not_run);
     queue = next;
   }
+  if (g->p.gpu) gbi_gpu_fail(g->p.gpu);
 }
 
 /* ---- the driver's role ---- */

@@ -249,6 +249,35 @@ static void die(int victim) {
   close_on_gpu(job);
 }
 
+/* A member of an island is gone and the library lets the others' streams go on:
+ * no rank takes what came of that for a sum. */
+GB_TEST(gpu_fails, no_wrong_sum_gets_out, .ranks = 4, .vendors = "nnaa",
+        .expect = "000k", .timeout_ms = 60000) {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(COUNT * 4);
+  gb_work *work = NULL;
+  gb_error error;
+  fill(p, 1);
+  MUST(sum(job, p, COUNT, NULL, error));
+  must_hold(p, COUNT, 4);
+  meet(0);
+  if (gb_rank() == 3) kill(getpid(), SIGKILL);
+  fill(p, 1);
+  if (sum(job, p, COUNT, &work, &error) == GB_OK) {
+    int done = 0;
+    double start = test_now();
+    gb_status status = GB_OK;
+    while (!done && status == GB_OK) {
+      status = gb_work_test(work, &done, &error);
+      GB_CHECK(test_now() - start < 20);
+      nap_ms(1);
+    }
+    GB_CHECK(status != GB_OK); /* three of four never are the sum */
+    gb_work_release(work);
+  }
+  close_on_gpu(job);
+}
+
 GB_TEST(gpu_fails, a_leader_is_killed, .ranks = 4, .vendors = "nnaa",
         .expect = "00k0") {
   die(2);
