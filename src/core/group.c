@@ -276,7 +276,8 @@ static gb_status find_plan_of(gb_group *g, gb_work *work, const gbi_plan **plan,
   return GB_OK;
 }
 
-/* The work does not need its plan any more. */
+/* The work does not need its plan any more, and nor does the engine: of a shape
+ * on a GPU it may be freed now. */
 static void let_plan_go(gb_work *work) {
   if (work->turn.shape)
     atomic_fetch_sub(&work->turn.shape->users, 1);
@@ -325,8 +326,8 @@ static void settle_work(gb_group *g, gb_work *work, const gb_error *failure) {
 static void end_work(gb_group *g, gbi_task *task) {
   gb_work *work = task->owner;
   int slot = task->watch_slot;
-  let_plan_go(work);
   gbi_engine_release(g->p.engine, task);
+  let_plan_go(work);
   note_completed(g);
   gbi_watch_end(g->p.watch, slot, true);
   if (work->queued)
@@ -580,9 +581,9 @@ static void fail_group(gb_group *g, const gb_error *cause) {
                 shared.text);
   while ((task = gbi_engine_oldest(g->p.engine))) {
     gb_work *work = task->owner;
-    let_plan_go(work);
     gbi_watch_end(g->p.watch, task->watch_slot, false);
     gbi_engine_release(g->p.engine, task);
+    let_plan_go(work);
     if (work->queued) settle_work(g, work, first ? &shared : &not_run);
     first = false;
   }
