@@ -942,6 +942,7 @@ static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
     give_up(g, &why, error);
   if (status == GB_OK && work_p) {
     work->gpu = gpu;
+    work->control = g->p.control;
     work->event = done;
     *work_p = work;
   } else {

@@ -62,6 +62,7 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   memset(&work->turn, 0, sizeof work->turn);
   work->hosted = false;
   work->gpu = NULL;
+  work->control = NULL;
   work->event = NULL;
 }
 
@@ -106,6 +107,11 @@ static gb_status failure_of(gb_work *work, gb_error *error) {
 static gb_status check_sound(gb_work *work, gb_error *error) {
   GBI_TRY(failure_of(work, error));
   if (!gbi_gpu_has_failed(work->gpu)) return GB_OK;
+  gb_error cause;
+  if (gbi_control_failed(work->control, &cause)) {
+    if (error) *error = cause;
+    return cause.status;
+  }
   return gbi_fail(error, GB_ERR_ABORTED,
                   "the job failed while this call's result was not used yet: "
                   "it may be wrong");
