@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
+#include "core/uses.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -32,8 +33,7 @@ typedef struct half {
 
 /* A call that may still be under way, and what it uses. */
 typedef struct recent {
-  const void *in, *out;
-  size_t in_bytes, out_bytes;
+  gbi_uses uses;
   bool scratch, hosted;
   gbi_event over;
   bool used;
@@ -572,24 +572,14 @@ static gb_status run_op(const issue *c, const gbi_stage_op *op) {
   }
 }
 
-static bool overlap(const void *a, size_t a_bytes, const void *b,
-                    size_t b_bytes) {
-  uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-  return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
-}
-
 static recent describe(const issue *c) {
   const gbi_gpu_shape *shape = c->turn->shape;
-  size_t size = gb_dtype_bytes((gb_dtype)shape->coll.dtype);
-  uint64_t in, out;
-  gbi_coll_extents(&shape->coll, c->gpu->p.rank, c->gpu->p.world, &in, &out);
-  return (recent){.in = c->in,
-                  .out = c->out,
-                  .in_bytes = in * size,
-                  .out_bytes = out * size,
-                  .scratch = shape->plan->scratch_bytes > 0,
-                  .hosted = gbi_gpu_has_host(c->turn),
-                  .used = true};
+  const gbi_gpu_params *p = &c->gpu->p;
+  return (recent){
+      .uses = gbi_uses_of(&shape->coll, p->rank, p->world, c->in, c->out),
+      .scratch = shape->plan->scratch_bytes > 0,
+      .hosted = gbi_gpu_has_host(c->turn),
+      .used = true};
 }
 
 /* Whether the one before must be over: program order says so. Two that have no
@@ -597,9 +587,7 @@ static recent describe(const issue *c) {
 static bool must_follow(const recent *now, const recent *then) {
   if (!then->used || (!now->hosted && !then->hosted)) return false;
   return (now->scratch && then->scratch) ||
-         overlap(now->out, now->out_bytes, then->out, then->out_bytes) ||
-         overlap(now->out, now->out_bytes, then->in, then->in_bytes) ||
-         overlap(now->in, now->in_bytes, then->out, then->out_bytes);
+         gbi_uses_clash(&now->uses, &then->uses);
 }
 
 /* The lanes start behind the newest call that they must follow, and behind the

@@ -3,6 +3,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "core/uses.h"
 #include "core/work.h"
 #include "os/yield.h"
 
@@ -457,36 +458,19 @@ static gb_status look_around(driver *d, gb_error *error) {
 
 /* ---- driving ---- */
 
-static bool overlap(const void *a, size_t a_bytes, const void *b,
-                    size_t b_bytes) {
-  uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-  return a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
-}
-
-/* Bytes of a call's input and output on this rank. */
-static void call_bytes(const gb_group *g, const gbi_coll *coll, size_t *in,
-                       size_t *out) {
-  size_t size = gb_dtype_bytes((gb_dtype)coll->dtype);
-  uint64_t in_elements, out_elements;
-  gbi_coll_extents(coll, g->p.rank, g->p.world, &in_elements, &out_elements);
-  *in = in_elements * size;
-  *out = out_elements * size;
+static gbi_uses uses_of(const gb_group *g, const gb_work *work) {
+  return gbi_uses_of(&work->coll, g->p.rank, g->p.world, work->in, work->out);
 }
 
 /* Whether `work` writes what a call in flight uses, or reads what one writes:
  * it must then wait for it, as program order says. The others may start it
  * already; they wait for us inside it. */
 static bool must_wait(gb_group *g, const gb_work *work) {
-  size_t in, out, other_in, other_out;
   if (work->turn.shape) return false; /* its streams see to that */
-  call_bytes(g, &work->coll, &in, &out);
+  gbi_uses mine = uses_of(g, work);
   for (int i = 0; i < gbi_engine_active(g->p.engine); i++) {
-    const gb_work *other = gbi_engine_nth(g->p.engine, i)->owner;
-    call_bytes(g, &other->coll, &other_in, &other_out);
-    if (overlap(work->out, out, other->out, other_out) ||
-        overlap(work->out, out, other->in, other_in) ||
-        overlap(work->in, in, other->out, other_out))
-      return true;
+    gbi_uses other = uses_of(g, gbi_engine_nth(g->p.engine, i)->owner);
+    if (gbi_uses_clash(&mine, &other)) return true;
   }
   return false;
 }
@@ -763,9 +747,9 @@ static gb_status check_room(const gb_group *g, const gb_work *work,
 }
 
 static gb_status call_async(gb_group *g, gb_work *work, gb_error *error) {
-  size_t in, out;
-  call_bytes(g, &work->coll, &in, &out);
-  work->bytes = in + (gbi_coll_in_place(&work->coll) ? 0 : out);
+  gbi_uses uses = uses_of(g, work);
+  work->bytes =
+      uses.in_bytes + (gbi_coll_in_place(&work->coll) ? 0 : uses.out_bytes);
   pthread_mutex_lock(&g->works->lock);
   gb_status status = check_inside(g, error);
   if (status == GB_OK) status = refusal(g, error);
@@ -882,11 +866,11 @@ static void give_up(gb_group *g, const gb_error *why, gb_error *error) {
  * enqueued: a runtime that launches synchronously would wait for it here. */
 static gb_status issue(gb_group *g, gb_work *work, gbi_event done,
                        gb_error *error) {
-  work->hosted = gbi_gpu_has_host(&work->turn);
+  bool hosted = gbi_gpu_has_host(&work->turn);
   atomic_fetch_add(&work->turn.shape->users, 1);
   work->seq = g->next_seq;
   gb_status status = GB_OK;
-  if (work->hosted) {
+  if (hosted) {
     status = call_async(g, work, error);
   } else {
     pthread_mutex_lock(&g->works->lock);
@@ -904,7 +888,7 @@ static gb_status issue(gb_group *g, gb_work *work, gbi_event done,
   gb_error why;
   status = gbi_gpu_enqueue(g->p.gpu, &turn, work->in, work->out, work->factor,
                            gbi_gpu_stream(), done, &why);
-  if (!work->hosted) settle_issued(g, work);
+  if (!hosted) settle_issued(g, work);
   if (status == GB_OK) return GB_OK;
   give_up(g, &why, error);
   return status;

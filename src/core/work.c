@@ -60,7 +60,6 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   work->fork_count = gbi_fork_count();
   work->hook = NULL;
   memset(&work->turn, 0, sizeof work->turn);
-  work->hosted = false;
   work->gpu = NULL;
   work->control = NULL;
   work->event = NULL;

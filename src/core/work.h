@@ -48,7 +48,6 @@ struct gb_work {
   int *plan_users; /* while it runs */
   /* On a GPU: shape NULL in the rest. */
   gbi_gpu_turn turn;
-  bool hosted;                 /* the host has a part in it, which is queued */
   gbi_gpu *gpu;                /* of the work's event */
   struct gbi_control *control; /* likewise: knows why a job failed */
   gbi_event event;  /* the result is in place; NULL: on the caller's stream */
