@@ -420,13 +420,17 @@ static gb_status run_hook(const driver *d, const gbi_call *call,
                        g->p.who[g->p.rank], text);
 }
 
+static gb_status fail_in_own_name(const gb_group *g, const gb_error *why,
+                                  gb_error *error) {
+  return gbi_fail_rank(error, why->status, g->members[g->p.rank], "%s: %.1900s",
+                       g->p.who[g->p.rank], why->text);
+}
+
 /* What the island's library has met meanwhile, in this rank's name. */
 static gb_status check_gpu(const gb_group *g, gb_error *error) {
   gb_error why;
-  gb_status status = gbi_gpu_check(g->p.gpu, &why);
-  if (status == GB_OK) return GB_OK;
-  return gbi_fail_rank(error, status, g->members[g->p.rank], "%s: %.1900s",
-                       g->p.who[g->p.rank], why.text);
+  if (gbi_gpu_check(g->p.gpu, &why) == GB_OK) return GB_OK;
+  return fail_in_own_name(g, &why, error);
 }
 
 /* Nothing moves: deadline, hook, questions. */
@@ -856,8 +860,7 @@ static void settle_issued(gb_group *g, gb_work *work) {
 /* The others may go on into a call that this rank cannot make. */
 static void give_up(gb_group *g, const gb_error *why, gb_error *error) {
   gb_error cause;
-  gbi_fail_rank(&cause, why->status, g->members[g->p.rank], "%s: %.1900s",
-                g->p.who[g->p.rank], why->text);
+  (void)fail_in_own_name(g, why, &cause);
   (void)gbi_control_settle(g->p.control, &cause, error);
   notice_failure(g);
 }

@@ -479,7 +479,6 @@ gb_status gbi_stage(const gbi_plan *plan, const int me[GBI_RESOURCES],
   if (!out) return gbi_fail(error, GB_ERR_MEMORY, "no memory to stage a plan");
   maker m = {
       .plan = plan, .me = me, .world = world, .ring = ring_bytes, .out = out};
-  out->plan = plan;
   gb_status status = make_tables(&m) ? take_apart(&m, error)
                                      : gbi_fail(error, GB_ERR_MEMORY,
                                                 "no memory to stage a plan");

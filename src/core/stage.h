@@ -47,8 +47,7 @@ typedef struct gbi_stage_op {
 } gbi_stage_op;
 
 typedef struct gbi_staged {
-  const gbi_plan *plan; /* borrowed */
-  gbi_plan *host;       /* refers to the ring as its scratch; may be empty */
+  gbi_plan *host; /* refers to the ring as its scratch; may be empty */
   gbi_stage_op *ops;
   uint32_t ops_count;
   uint32_t events;  /* numbers 0 to events - 1 */

@@ -4,22 +4,11 @@
 #define GB_TESTS_GPU_H
 
 #include "device/device.h"
+#include "fakes/find.h"
 #include "job/job.h"
 
 static gbi_device *gpu;
 static gbi_stream user; /* the caller's stream */
-
-/* The fakes lie beside this executable's folder. */
-static inline void name_fake(const char *setting, const char *file) {
-  char self[512], path[700];
-  ssize_t got = readlink("/proc/self/exe", self, sizeof self - 1);
-  GB_CHECK(got > 0);
-  self[got] = 0;
-  *strrchr(self, '/') = 0;
-  *strrchr(self, '/') = 0;
-  snprintf(path, sizeof path, "%s/lib/fakes/%s", self, file);
-  setenv(setting, path, 1);
-}
 
 /* On a machine that has a GPU: its own libraries, every rank on the first card,
  * the letters as islands of one vendor. */
@@ -43,9 +32,7 @@ static inline void use_fakes(void) {
   snprintf(uuid, sizeof uuid, "GPU-00000000-0000-0000-0000-%012d",
            gb_rank() * 16);
   setenv("FAKE_GPU_UUID", uuid, 0);
-  name_fake("GPUBRIDGE_CUDA_LIB", "cuda/libcuda.so.1");
-  name_fake("GPUBRIDGE_NCCL_LIB", "cuda/libnccl.so.2");
-  name_fake("GPUBRIDGE_RCCL_LIB", "hip/librccl.so.1");
+  name_fakes();
 }
 
 static inline gb_status try_open_on_gpu(unsigned timeout_ms, const char *policy,

@@ -179,11 +179,11 @@ gb_status gbi_native_group_end(gbi_native *native, gb_error *error) {
   return run(native, native->calls, native->calls_count, error);
 }
 
-gb_status gbi_native_all_reduce(gbi_native *native, const void *src, void *dst,
-                                size_t count, gb_dtype dtype, gb_redop redop,
-                                double factor, int divisor, gbi_stream stream,
-                                gb_error *error) {
-  gbi_native_call call = {.op = GBI_OP_ALL_REDUCE,
+static gb_status reduction(gbi_native *native, gbi_op op, const void *src,
+                           void *dst, size_t count, gb_dtype dtype,
+                           gb_redop redop, double factor, int divisor, int root,
+                           gbi_stream stream, gb_error *error) {
+  gbi_native_call call = {.op = op,
                           .src = src,
                           .dst = dst,
                           .count = count,
@@ -191,88 +191,73 @@ gb_status gbi_native_all_reduce(gbi_native *native, const void *src, void *dst,
                           .redop = redop,
                           .factor = factor,
                           .divisor = divisor,
+                          .root = root,
                           .stream = stream};
   return call_or_keep(native, &call, error);
+}
+
+/* `root`: also the peer of a message. */
+static gb_status copy(gbi_native *native, gbi_op op, const void *src, void *dst,
+                      size_t count, gb_dtype dtype, int root, gbi_stream stream,
+                      gb_error *error) {
+  gbi_native_call call = {.op = op,
+                          .src = src,
+                          .dst = dst,
+                          .count = count,
+                          .dtype = dtype,
+                          .root = root,
+                          .stream = stream};
+  return call_or_keep(native, &call, error);
+}
+
+gb_status gbi_native_all_reduce(gbi_native *native, const void *src, void *dst,
+                                size_t count, gb_dtype dtype, gb_redop redop,
+                                double factor, int divisor, gbi_stream stream,
+                                gb_error *error) {
+  return reduction(native, GBI_OP_ALL_REDUCE, src, dst, count, dtype, redop,
+                   factor, divisor, 0, stream, error);
 }
 
 gb_status gbi_native_reduce(gbi_native *native, const void *src, void *dst,
                             size_t count, gb_dtype dtype, gb_redop redop,
                             double factor, int divisor, int root,
                             gbi_stream stream, gb_error *error) {
-  gbi_native_call call = {.op = GBI_OP_REDUCE,
-                          .src = src,
-                          .dst = dst,
-                          .count = count,
-                          .dtype = dtype,
-                          .redop = redop,
-                          .factor = factor,
-                          .divisor = divisor,
-                          .root = root,
-                          .stream = stream};
-  return call_or_keep(native, &call, error);
+  return reduction(native, GBI_OP_REDUCE, src, dst, count, dtype, redop, factor,
+                   divisor, root, stream, error);
 }
 
 gb_status gbi_native_reduce_scatter(gbi_native *native, const void *src,
                                     void *dst, size_t count, gb_dtype dtype,
                                     gb_redop redop, double factor, int divisor,
                                     gbi_stream stream, gb_error *error) {
-  gbi_native_call call = {.op = GBI_OP_REDUCE_SCATTER,
-                          .src = src,
-                          .dst = dst,
-                          .count = count,
-                          .dtype = dtype,
-                          .redop = redop,
-                          .factor = factor,
-                          .divisor = divisor,
-                          .stream = stream};
-  return call_or_keep(native, &call, error);
+  return reduction(native, GBI_OP_REDUCE_SCATTER, src, dst, count, dtype, redop,
+                   factor, divisor, 0, stream, error);
 }
 
 gb_status gbi_native_broadcast(gbi_native *native, const void *src, void *dst,
                                size_t count, gb_dtype dtype, int root,
                                gbi_stream stream, gb_error *error) {
-  gbi_native_call call = {.op = GBI_OP_BROADCAST,
-                          .src = src,
-                          .dst = dst,
-                          .count = count,
-                          .dtype = dtype,
-                          .root = root,
-                          .stream = stream};
-  return call_or_keep(native, &call, error);
+  return copy(native, GBI_OP_BROADCAST, src, dst, count, dtype, root, stream,
+              error);
 }
 
 gb_status gbi_native_all_gather(gbi_native *native, const void *src, void *dst,
                                 size_t count, gb_dtype dtype, gbi_stream stream,
                                 gb_error *error) {
-  gbi_native_call call = {.op = GBI_OP_ALL_GATHER,
-                          .src = src,
-                          .dst = dst,
-                          .count = count,
-                          .dtype = dtype,
-                          .stream = stream};
-  return call_or_keep(native, &call, error);
+  return copy(native, GBI_OP_ALL_GATHER, src, dst, count, dtype, 0, stream,
+              error);
 }
 
 gb_status gbi_native_send(gbi_native *native, const void *src, size_t count,
                           gb_dtype dtype, int peer, gbi_stream stream,
                           gb_error *error) {
-  gbi_native_call call = {.op = GBI_OP_SEND,
-                          .src = src,
-                          .count = count,
-                          .dtype = dtype,
-                          .root = peer,
-                          .stream = stream};
-  return call_or_keep(native, &call, error);
+  return copy(native, GBI_OP_SEND, src, NULL, count, dtype, peer, stream,
+              error);
 }
 
 gb_status gbi_native_recv(gbi_native *native, void *dst, size_t count,
                           gb_dtype dtype, int peer, gbi_stream stream,
                           gb_error *error) {
-  gbi_native_call call = {.op = GBI_OP_RECV,
-                          .dst = dst,
-                          .count = count,
-                          .dtype = dtype,
-                          .root = peer,
-                          .stream = stream};
-  return call_or_keep(native, &call, error);
+  return copy(native, GBI_OP_RECV, NULL, dst, count, dtype, peer, stream,
+              error);
 }

@@ -9,6 +9,7 @@
  * island's part of S001 to S012.) */
 #include "ccl/native/state.h"
 
+#include "fakes/find.h"
 #include "harness/gb_test.h"
 
 #include <dlfcn.h>
@@ -29,30 +30,9 @@ static uint64_t soon(void) {
   return gbi_now_ns() + 20 * S;
 }
 
-/* The fakes lie beside this executable's folder. */
-static void fake_path(const char *file, char *path, size_t bytes) {
-  char self[512];
-  ssize_t got = readlink("/proc/self/exe", self, sizeof self - 1);
-  GB_CHECK(got > 0);
-  self[got] = 0;
-  *strrchr(self, '/') = 0;
-  *strrchr(self, '/') = 0;
-  snprintf(path, bytes, "%s/lib/fakes/%s", self, file);
-}
-
-static void use_fakes(gbi_vendor vendor) {
-  char path[600];
-  fake_path("cuda/libcuda.so.1", path, sizeof path);
-  setenv("GPUBRIDGE_CUDA_LIB", path, 1);
-  fake_path("cuda/libnccl.so.2", path, sizeof path);
-  setenv("GPUBRIDGE_NCCL_LIB", path, 1);
-  fake_path("hip/librccl.so.1", path, sizeof path);
-  setenv("GPUBRIDGE_RCCL_LIB", path, 1);
-}
-
 static void open_device(gbi_vendor vendor, int index) {
   gb_error error = {0};
-  use_fakes(vendor);
+  name_fakes();
   gb_status status = gbi_device_open(vendor, index, &device, &error);
   if (status != GB_OK) gb_test_fail(__FILE__, __LINE__, "%s", error.text);
   GB_CHECK_OK(device->ops->stream_new(device, &stream, &error));
@@ -597,7 +577,7 @@ GB_TEST(native, rccl_opens_on_its_device) {
 GB_TEST(native, version_and_file) {
   const char *version = NULL, *path = NULL;
   setenv("FAKE_NCCL_VERSION", "22304", 1);
-  use_fakes(GBI_NVIDIA);
+  name_fakes();
   OK(gbi_native_load(GBI_NVIDIA, &version, &path, &error));
   GB_CHECK_TEXT(version, "2.23.4");
   GB_CHECK_TEXT(path, "libnccl.so.2");
@@ -651,7 +631,7 @@ GB_TEST(native, missing_library) {
                GB_ERR_UNSUPPORTED);
   GB_CHECK_TEXT(error.text, "/nowhere/libnccl.so.2");
   /* And once it is there, it is found. */
-  use_fakes(GBI_NVIDIA);
+  name_fakes();
   OK(gbi_native_load(GBI_NVIDIA, NULL, NULL, &error));
 }
 
@@ -713,7 +693,7 @@ GB_TEST(native, id_and_version_fail) {
   gb_error error = {0};
   uint8_t id[GBI_NATIVE_ID_BYTES];
   setenv("FAKE_NCCL_FAIL", "ncclGetVersion:1:3,ncclGetUniqueId:1:2", 1);
-  use_fakes(GBI_NVIDIA);
+  name_fakes();
   GB_CHECK_INT(gbi_native_load(GBI_NVIDIA, NULL, NULL, &error), GB_ERR_SYSTEM);
   GB_CHECK_TEXT(error.text, "internal error");
   GB_CHECK_INT(gbi_native_id(GBI_NVIDIA, id, &error), GB_ERR_SYSTEM);
