@@ -1,5 +1,7 @@
 #include "device/library.h"
 
+#include "base/memory.h"
+
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
@@ -124,7 +126,8 @@ static int add_object(struct dl_phdr_info *info, size_t bytes, void *arg) {
   objects *all = arg;
   (void)bytes;
   if (!info->dlpi_name || !info->dlpi_name[0]) return 0;
-  char **more = realloc(all->paths, (size_t)(all->count + 1) * sizeof *more);
+  char **more =
+      gbi_realloc(all->paths, (size_t)(all->count + 1) * sizeof *more);
   if (!more) return 1;
   all->paths = more;
   char *copy = strdup(info->dlpi_name);

@@ -3,6 +3,7 @@
  * both. The device's primary context, torch's own, is pushed for each call and
  * popped after it. */
 #include "base/log.h"
+#include "base/memory.h"
 #include "device/cuda/cuda_abi.h"
 #include "device/library.h"
 #include "device/vendor.h"
@@ -488,7 +489,7 @@ static const gbi_device_ops ops = {
 
 static gb_status open_device(int index, gbi_device **device_p,
                              gb_error *error) {
-  cuda *c = calloc(1, sizeof *c);
+  cuda *c = gbi_calloc(1, sizeof *c);
   if (!c) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   c->base.ops = &ops;
   c->base.index = index;

@@ -13,6 +13,7 @@
  * - While a stream captures, a wait for a flag is not captured before ROCm 7.3,
  *   but run at once: whoever uses wait_flag asks stream_captures first. */
 #include "base/config.h"
+#include "base/memory.h"
 #include "base/log.h"
 #include "device/hip/hip_abi.h"
 #include "device/library.h"
@@ -560,7 +561,7 @@ static const gbi_device_ops ops = {
 
 static gb_status open_device(int index, gbi_device **device_p,
                              gb_error *error) {
-  gbi_device *h = calloc(1, sizeof *h);
+  gbi_device *h = gbi_calloc(1, sizeof *h);
   if (!h) return gbi_fail(error, GB_ERR_MEMORY, "out of memory");
   h->ops = &ops;
   h->index = index;
