@@ -389,6 +389,7 @@ static gb_status wait_exchange(gbi_control *c, uint64_t deadline_ns,
     GBI_TRY(call_hook(c, error));
   }
   if (c->exchange_data) return GB_OK;
+  if (atomic_load(&c->failed)) return failure(c, error);
   if (error) *error = c->exchange_error;
   return c->exchange_error.status;
 }

@@ -670,6 +670,33 @@ GB_TEST(control, link_cause_alone_counts_after_half_a_second, .ranks = 2) {
   same_text(shared.text, 2);
 }
 
+/* A rank whose link broke goes while the others set up a group: they hear of
+ * the link, not that it left. */
+GB_TEST(control, who_leaves_for_a_reason_leaves_the_reason, .ranks = 4) {
+  static const int all[] = {0, 1, 2, 3};
+  gb_error cause;
+  gbi_blobs blobs;
+  must_open();
+  must_gather();
+  if (gb_rank() == 2) {
+    gbi_fail_rank(&cause, GB_ERR_PEER, 3, "the link to rank 3 broke");
+    gb_test_await(&b->step, 3, 20 * SECONDS);
+    gbi_control_abort(control, &cause);
+    gbi_control_goodbye(control, gbi_deadline_after_ms(10 * SECONDS));
+    gbi_control_close(control);
+    return;
+  }
+  __atomic_add_fetch(&b->step, 1, __ATOMIC_SEQ_CST);
+  GB_CHECK_INT(
+      gbi_control_exchange(control, 0, all, 4, gb_rank(), NULL, "x", 1,
+                           gbi_deadline_after_ms(10000), &blobs, &error),
+      GB_ERR_PEER);
+  GB_CHECK_TEXT(error.text, "the link to rank 3 broke");
+  GB_CHECK_INT(error.rank, 3);
+  same_text(error.text, 3);
+  gbi_control_close(control);
+}
+
 /* ---- leaving ---- */
 
 /* S018: rank 0 goes first; the others notice nothing until they need it. */
@@ -832,15 +859,24 @@ static void bad_offer(int to, size_t bytes, int times) {
   if (gb_rank() == 1)
     for (int i = 0; i < times; i++) offer(to, bytes);
   await_failure(5000);
-  GB_CHECK_TEXT(error.text, "rank 1 (host \"h1\", amd) broke the control "
-                            "protocol: a message is malformed");
+  GB_CHECK_TEXT(error.text,
+                "rank 1 (host \"h1\", amd) broke the control "
+                "protocol: a message is malformed");
   gbi_control_close(control);
 }
 
-GB_TEST(control, offer_to_itself, .ranks = 3) { bad_offer(1, 0, 1); }
-GB_TEST(control, offer_to_nobody, .ranks = 3) { bad_offer(3, 0, 1); }
-GB_TEST(control, offer_to_a_negative_rank, .ranks = 3) { bad_offer(-1, 0, 1); }
-GB_TEST(control, offer_twice, .ranks = 3) { bad_offer(2, 0, 2); }
+GB_TEST(control, offer_to_itself, .ranks = 3) {
+  bad_offer(1, 0, 1);
+}
+GB_TEST(control, offer_to_nobody, .ranks = 3) {
+  bad_offer(3, 0, 1);
+}
+GB_TEST(control, offer_to_a_negative_rank, .ranks = 3) {
+  bad_offer(-1, 0, 1);
+}
+GB_TEST(control, offer_twice, .ranks = 3) {
+  bad_offer(2, 0, 2);
+}
 GB_TEST(control, offer_too_long, .ranks = 3) {
   bad_offer(2, GBI_OFFER_MAX + 1, 1);
 }

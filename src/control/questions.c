@@ -66,8 +66,13 @@ static void finish_exchange(gbi_server *s, gbi_exchange *x) {
   gbi_writer_fini(&w);
 }
 
+/* Who leaves a job that fails does so for its reason. */
 static void left_error(gbi_server *s, int rank, gb_error *error) {
   char who[GBI_WHO_TEXT];
+  if (s->failed || s->held) {
+    *error = s->failed ? s->failure : s->held_error;
+    return;
+  }
   gbi_fail_rank(error, GB_ERR_PEER, rank,
                 "%s left the job before the set-up of a group",
                 gbi_who_text(rank, &s->members[rank].who, who));

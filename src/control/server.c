@@ -433,8 +433,7 @@ static void rank0_leaves(gbi_server *s) {
  * the first stage of a pipeline is done before the others have met. */
 static void try_to_leave(gbi_server *s) {
   if (!s->members[0].left || s->leaving) return;
-  if (!s->failed && gbi_server_is_needed(s) &&
-      gbi_now_ns() < s->leave_by_ns)
+  if (!s->failed && gbi_server_is_needed(s) && gbi_now_ns() < s->leave_by_ns)
     return;
   rank0_leaves(s);
   gbi_server_send_new(s, 0, GBI_MSG_GOODBYE_OK, NULL);
@@ -642,8 +641,7 @@ uint64_t gbi_server_tick(gbi_server *s, uint64_t now, bool frozen) {
     next = GBI_MIN(next, gbi_server_questions_tick(s, now));
   if (s->draining) next = GBI_MIN(next, s->drain_until_ns);
   try_to_leave(s);
-  if (s->members[0].left && !s->leaving)
-    next = GBI_MIN(next, s->leave_by_ns);
+  if (s->members[0].left && !s->leaving) next = GBI_MIN(next, s->leave_by_ns);
   sweep(s);
   return next;
 }

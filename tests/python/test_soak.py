@@ -119,7 +119,7 @@ def open_memfds():
 @pytest.mark.skipif(not JOB.exists(), reason="torture_job is not built")
 def test_a_hundred_jobs_leave_nothing(tmp_path):
     choose = random.Random(20)
-    port, mark = free_port(), tmp_path.name
+    port, mark = free_port(), str(tmp_path)
     before = files()
     for number in range(JOBS):
         killed = number % 5 == 4
