@@ -1,6 +1,7 @@
 #include "core/settings.h"
 
 #include "control/control.h"
+#include "device/compiler.h"
 #include "device/library.h"
 #include "os/net.h"
 #include "transport/transport.h"
@@ -149,6 +150,8 @@ int gbi_settings_tables(const gbi_setting *tables[GBI_SETTING_TABLES_MAX],
   counts[count++] = gbi_net_settings_count;
   tables[count] = gbi_library_settings;
   counts[count++] = gbi_library_settings_count;
+  tables[count] = gbi_compiler_settings;
+  counts[count++] = gbi_compiler_settings_count;
   const gbi_transport_ops *const *all = gbi_transport_all(&transports_count);
   for (int i = 0; i < transports_count && count < GBI_SETTING_TABLES_MAX; i++) {
     if (!all[i]->settings_count) continue;
