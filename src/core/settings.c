@@ -120,6 +120,12 @@ const gbi_setting gbi_core_settings[] = {
      .help =
          "pinned memory that a call on a GPU passes through on its way over "
          "the bridge; twice as much per group"},
+    {.name = "GPUBRIDGE_COMBINE",
+     .default_value = "auto",
+     .kind = GBI_SETTING_CHOICE,
+     .choices = "auto|gpu|host",
+     .help = "where a job on GPUs scales, rounds and decodes: auto and gpu by "
+             "kernels of its own where it has them, host"},
     {.name = "GPUBRIDGE_ALLOW_DEBUG_GLOO",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,
@@ -177,4 +183,11 @@ gbi_codec gbi_core_codec(void) {
   (void)gbi_setting_read(gbi_core_setting_find("GPUBRIDGE_BRIDGE_COMPRESSION"),
                          &value, NULL);
   return gbi_codec_find(value.text);
+}
+
+bool gbi_core_combines_on_gpu(void) {
+  gbi_value value;
+  (void)gbi_setting_read(gbi_core_setting_find("GPUBRIDGE_COMBINE"), &value,
+                         NULL);
+  return strcmp(value.text, "host") != 0;
 }
