@@ -310,10 +310,21 @@ static block *take_in(maker *m, const gbi_step *s, range in, uint32_t *gate_p) {
   return b;
 }
 
+/* What other blocks have of the range is old as soon as `but` is written. */
+static void drop_copies(maker *m, range out, const block *but) {
+  for (uint32_t i = m->head; i < m->count; i++) {
+    block *old = &m->blocks[i];
+    if (old == but || !old->alive || !meet(old->r, out)) continue;
+    flush(m, old);
+    old->alive = false;
+  }
+}
+
 /* A block for what it writes. New ones wait for their place in the ring. */
 static block *take_out(maker *m, const gbi_step *s, range out,
                        uint32_t *gate_p) {
   block *b = block_with(m, out);
+  drop_copies(m, out, b);
   if (b) {
     /* Still being copied back from an earlier step, perhaps, or what came of
      * that is still being read. */
@@ -322,12 +333,6 @@ static block *take_out(maker *m, const gbi_step *s, range out,
     if (dep != NONE) wait_event(m, GBI_LANE_OUT, GBI_LANE_MAIN, m->event[dep]);
     if (b->flush != NONE || dep != NONE) *gate_p = raise(m);
     return b;
-  }
-  for (uint32_t i = m->head; i < m->count; i++) {
-    block *old = &m->blocks[i];
-    if (!old->alive || !meet(old->r, out)) continue;
-    flush(m, old);
-    old->alive = false;
   }
   out_waits(m, s, (range){0});
   b = new_block(m, out);
