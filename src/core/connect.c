@@ -229,6 +229,9 @@ static gb_status open_gpu(connector *c, gb_error *error) {
       .world = spec->count,
       .least_island = least_island(t),
       .ring_bytes = (uint64_t)gbi_core_setting("GPUBRIDGE_STAGING_BYTES"),
+      .kernels = c->job->kernels,
+      .kernels_why = c->job->kernels_why.text,
+      .local_work = gbi_core_combines_on_gpu(),
   };
   GBI_TRY(find_places(spec, params.me, error));
   return gbi_gpu_open(&params, &c->gpu, error);
@@ -244,18 +247,29 @@ static uint64_t chunks_most(const connector *c) {
   return 0;
 }
 
+/* What a rank's GPU has to say, and the rank said it well. */
+static gb_status hear_gpu(connector *c, const gbi_blobs *blobs, int rank,
+                          gbi_reader *in, gb_error *error) {
+  gbi_reader all = blobs->items[rank];
+  const uint8_t *data = NULL;
+  size_t bytes = 0;
+  for (int r = GBI_ON_ISLAND; r <= GBI_RESOURCES; r++)
+    data = gbi_get_blob(&all, &bytes);
+  gbi_reader_init(in, data, bytes);
+  return gbi_gpu_hear(c->gpu, in, c->spec->who[rank], error);
+}
+
 /* The first of the island made the id that all connect with. */
 static gb_status connect_gpu(connector *c, const gbi_blobs *blobs,
                              gb_error *error) {
   const gbi_topology *t = c->spec->topology;
   if (!c->gpu) return GB_OK;
   int first = t->islands[t->island_of[c->spec->me]].ranks[0];
-  gbi_reader all = blobs->items[first], id;
-  const uint8_t *data = NULL;
-  size_t bytes = 0;
-  for (int r = GBI_ON_ISLAND; r <= GBI_RESOURCES; r++)
-    data = gbi_get_blob(&all, &bytes);
-  gbi_reader_init(&id, data, bytes);
+  gbi_reader in, id = {0};
+  for (int r = 0; r < c->spec->count; r++) {
+    GBI_TRY(hear_gpu(c, blobs, r, &in, error));
+    if (r == first) id = in;
+  }
   return gbi_gpu_connect(c->gpu, &id, c->spec->deadline_ns, error);
 }
 
@@ -272,7 +286,7 @@ static gb_status put_addresses(connector *c, gbi_writer *out, gb_error *error) {
     gbi_put_blob(out, raw, one.used);
     out->bad |= one.bad;
   }
-  uint8_t raw[GBI_NATIVE_ID_BYTES];
+  uint8_t raw[GBI_FOLD_STATE_BYTES + GBI_NATIVE_ID_BYTES];
   gbi_writer id;
   gbi_writer_init(&id, raw, sizeof raw);
   if (c->gpu) GBI_TRY(gbi_gpu_address(c->gpu, &id, error));

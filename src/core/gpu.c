@@ -44,6 +44,7 @@ struct gbi_gpu {
   gbi_device *device;
   const gbi_device_ops *ops;
   gbi_native *native;          /* NULL: alone in the island */
+  gbi_folder folder;           /* arithmetic by our own kernels */
   pthread_mutex_t lock;        /* level 8 */
   pthread_mutex_t events_lock; /* level 9: the spare ones */
   gbi_stream lanes[GBI_LANES];
@@ -132,6 +133,12 @@ gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
   gpu->p = *params;
   gpu->device = params->device;
   gpu->ops = params->device->ops;
+  gpu->folder = (gbi_folder){.device = params->device,
+                             .kernels = params->kernels,
+                             .why = params->kernels_why,
+                             .members = params->island_count,
+                             .me = params->me[GBI_ON_ISLAND],
+                             .folds = true};
   pthread_mutex_init(&gpu->lock, NULL);
   pthread_mutex_init(&gpu->events_lock, NULL);
   gb_status status = make_streams(gpu, error);
@@ -144,11 +151,17 @@ gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
 }
 
 gb_status gbi_gpu_address(gbi_gpu *gpu, gbi_writer *out, gb_error *error) {
+  gbi_folder_put(&gpu->folder, out);
   if (gpu->p.island_count < 2 || gpu->p.me[GBI_ON_ISLAND]) return GB_OK;
   uint8_t id[GBI_NATIVE_ID_BYTES];
   GBI_TRY(gbi_native_id(gpu->ops->vendor, id, error));
   gbi_put_raw(out, id, sizeof id);
   return GB_OK;
+}
+
+gb_status gbi_gpu_hear(gbi_gpu *gpu, gbi_reader *in, const char *name,
+                       gb_error *error) {
+  return gbi_folder_hear(&gpu->folder, in, name, error);
 }
 
 gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
@@ -158,9 +171,11 @@ gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
   if (!id)
     return gbi_fail(error, GB_ERR_PROTOCOL,
                     "the first rank of this island sent a malformed id");
-  return gbi_native_open(gpu->device, id, gpu->p.island_count,
-                         gpu->p.me[GBI_ON_ISLAND], deadline_ns, &gpu->failed,
-                         &gpu->native, error);
+  GBI_TRY(gbi_native_open(gpu->device, id, gpu->p.island_count,
+                          gpu->p.me[GBI_ON_ISLAND], deadline_ns, &gpu->failed,
+                          &gpu->native, error));
+  gpu->folder.native = gpu->native;
+  return GB_OK;
 }
 
 void gbi_gpu_fail(gbi_gpu *gpu) {
@@ -232,6 +247,7 @@ void gbi_gpu_close(gbi_gpu *gpu) {
   free_streams(gpu);
   if (gpu->barrier) gpu->ops->free_memory(gpu->device, gpu->barrier);
   if (gpu->scratch) gpu->ops->free_memory(gpu->device, gpu->scratch);
+  gbi_folder_close(&gpu->folder);
   if (gpu->ring) gpu->ops->free_pinned(gpu->device, gpu->ring);
   if (gpu->flags) gpu->ops->free_pinned(gpu->device, gpu->flags);
   pthread_mutex_destroy(&gpu->lock);
@@ -363,7 +379,7 @@ static bool sums_in_islands(const gbi_plan *plan) {
   return true;
 }
 
-static gb_status check_reduces(const gbi_gpu *gpu, const gbi_plan *plan,
+static gb_status check_reduces(gbi_gpu *gpu, const gbi_plan *plan,
                                gb_error *error) {
   for (uint32_t i = 0; i < plan->count; i++) {
     const gbi_step *s = &plan->steps[i];
@@ -372,11 +388,17 @@ static gb_status check_reduces(const gbi_gpu *gpu, const gbi_plan *plan,
     gb_dtype dtype = gbi_step_dtype(plan, s);
     gb_redop redop = gbi_comm_redop(plan->coll.redop);
     if (gbi_native_reduces(gpu->native, dtype, redop)) continue;
+    if (gbi_folder_reduces(&gpu->folder, dtype, redop)) {
+      GBI_TRY(gbi_folder_need(&gpu->folder, error));
+      continue;
+    }
     return gbi_fail(error, GB_ERR_UNSUPPORTED,
                     "%s of %s cannot be reduced by the %s library of this "
-                    "island. Use another type or reduction",
+                    "island, and kernels that could are not there: %s. Give "
+                    "every rank a run-time compiler (docs/gpu.md), or use "
+                    "another type or reduction",
                     gb_redop_name(redop), gb_dtype_name(dtype),
-                    gbi_vendor_name(gpu->ops->vendor));
+                    gbi_vendor_name(gpu->ops->vendor), gpu->folder.who);
   }
   return GB_OK;
 }
@@ -390,6 +412,18 @@ static gb_status make_events(gbi_gpu *gpu, gbi_gpu_shape *shape,
   for (uint32_t i = 0; i < count; i++)
     GBI_TRY(gpu->ops->event_new(gpu->device, &shape->events[i], error));
   return GB_OK;
+}
+
+static bool runs_here(const void *arg, const gbi_plan *plan,
+                      const gbi_step *step) {
+  return gbi_folder_local(arg, plan, step);
+}
+
+static gbi_stage_self self_of(const gbi_gpu *gpu) {
+  return (gbi_stage_self){.me = gpu->p.me,
+                          .world = gpu->p.world,
+                          .on_device = gpu->p.local_work ? runs_here : NULL,
+                          .arg = &gpu->folder};
 }
 
 static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
@@ -408,11 +442,12 @@ static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
     GBI_TRY(gbi_policy_plan(policy, env, coll, &shape->plan, error));
   }
   GBI_TRY(check_reduces(gpu, shape->plan, error));
-  uint64_t least = gbi_stage_ring_least(shape->plan, gpu->p.me, gpu->p.world);
+  gbi_stage_self self = self_of(gpu);
+  uint64_t least = gbi_stage_ring_least(shape->plan, &self);
   GBI_TRY(need_ring(gpu, least, error));
   GBI_TRY(need_scratch(gpu, shape->plan, error));
-  GBI_TRY(gbi_stage(shape->plan, gpu->p.me, gpu->p.world, gpu->ring_bytes,
-                    &shape->staged, error));
+  GBI_TRY(
+      gbi_stage(shape->plan, &self, gpu->ring_bytes, &shape->staged, error));
   return make_events(gpu, shape, error);
 }
 
@@ -466,10 +501,22 @@ static gb_status check_memory(gbi_gpu *gpu, const void *memory,
                   gpu->device->index);
 }
 
+/* Kernels, the vendors' too, read and write whole elements. */
+static gb_status check_aligned(const gbi_coll *coll, const void *in,
+                               const void *out, gb_error *error) {
+  size_t bytes = GBI_MIN(gb_dtype_bytes((gb_dtype)coll->dtype), (size_t)8);
+  if (!bytes || ((uintptr_t)in | (uintptr_t)out) % bytes == 0) return GB_OK;
+  return gbi_fail(error, GB_ERR_ARGUMENT,
+                  "memory on a GPU must be aligned to its elements: %s needs "
+                  "%zu bytes",
+                  gb_dtype_name((gb_dtype)coll->dtype), bytes);
+}
+
 gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
                           const void *in, const void *out, gbi_gpu_turn *turn,
                           gb_error *error) {
+  GBI_TRY(check_aligned(coll, in, out, error));
   GBI_TRY(check_memory(gpu, in, error));
   if (out != in) GBI_TRY(check_memory(gpu, out, error));
   GBI_TRY(find_shape(gpu, policy, env, coll, &turn->shape, error));
@@ -510,6 +557,22 @@ static gb_status transfer(const issue *c, const gbi_step *s, const void *src,
   return GB_OK;
 }
 
+/* A sum in the island; `redop` may be one that the library scales for. */
+static gb_status run_sum(const issue *c, const gbi_step *s, gb_dtype dtype,
+                         gb_redop redop, const void *src, void *dst) {
+  gbi_gpu *gpu = c->gpu;
+  gbi_stream stream = gpu->lanes[GBI_LANE_MAIN];
+  if (!gbi_native_reduces(gpu->native, dtype, redop))
+    return gbi_folder_run(&gpu->folder, s, dtype, redop, src, dst, stream,
+                          c->error);
+  if (s->verb == GBI_DO_REDUCE)
+    return gbi_native_reduce(gpu->native, src, dst, s->count, dtype, redop,
+                             c->factor, gpu->p.world, s->root, stream,
+                             c->error);
+  return gbi_native_all_reduce(gpu->native, src, dst, s->count, dtype, redop,
+                               c->factor, gpu->p.world, stream, c->error);
+}
+
 static gb_status run_step(const issue *c, const gbi_step *s) {
   gbi_gpu *gpu = c->gpu;
   const gbi_gpu_shape *shape = c->turn->shape;
@@ -525,22 +588,19 @@ static gb_status run_step(const issue *c, const gbi_step *s) {
   if (!s->count) return GB_OK;
   switch (s->verb) {
     case GBI_DO_REDUCE:
-      return gbi_native_reduce(gpu->native, src, dst, s->count, dtype, redop,
-                               c->factor, gpu->p.world, s->root, stream,
-                               c->error);
-    case GBI_DO_ALL_REDUCE:
-      return gbi_native_all_reduce(gpu->native, src, dst, s->count, dtype,
-                                   redop, c->factor, gpu->p.world, stream,
-                                   c->error);
+    case GBI_DO_ALL_REDUCE: return run_sum(c, s, dtype, redop, src, dst);
     case GBI_DO_BROADCAST:
       if (s->root == gpu->p.me[GBI_ON_ISLAND]) dst = (void *)(uintptr_t)src;
       return gbi_native_broadcast(gpu->native, src, dst, s->count, dtype,
                                   s->root, stream, c->error);
     case GBI_DO_TRANSFER: return transfer(c, s, src, dst, dtype);
-    default:
+    case GBI_DO_COPY:
       if (src == dst) return GB_OK;
       return gpu->ops->copy(gpu->device, dst, src, s->count * element, stream,
                             c->error);
+    default:
+      return gbi_folder_run_local(&gpu->folder, plan, s, src, dst, gpu->p.world,
+                                  c->factor, stream, c->error);
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "ccl/native.h"
 #include "core/engine.h"
+#include "core/fold.h"
 #include "core/stage.h"
 #include "device/device.h"
 #include "policy/policy.h"
@@ -25,14 +26,22 @@ typedef struct gbi_gpu_params {
   gbi_device *device;                  /* borrowed for its life */
   int island_count, me[GBI_RESOURCES]; /* member indices, -1: none */
   int rank, world;
-  int least_island;       /* ranks of the smallest island of the group */
+  int least_island; /* ranks of the smallest island of the group */
   uint64_t ring_bytes;
+  gbi_kernel_set *kernels; /* borrowed; NULL: none */
+  const char *kernels_why; /* then why not; borrowed */
+  bool local_work;         /* by kernels, not on the host: GPUBRIDGE_COMBINE */
 } gbi_gpu_params;
 
 gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
                        gb_error *error);
-/* The island's first member writes what all connect with; others nothing. */
+/* What this rank has, and from the island's first member what all connect
+ * with. */
 gb_status gbi_gpu_address(gbi_gpu *gpu, gbi_writer *out, gb_error *error);
+/* Of every rank of the group, before gbi_gpu_connect. `name`: "rank 3 (...)".
+ * `in` is then at what the island's first wrote. */
+gb_status gbi_gpu_hear(gbi_gpu *gpu, gbi_reader *in, const char *name,
+                       gb_error *error);
 /* Blocks until the island is there. */
 gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
                           gb_error *error);
@@ -57,7 +66,7 @@ typedef struct gbi_gpu_turn {
 void gbi_gpu_lock(gbi_gpu *gpu);
 void gbi_gpu_unlock(gbi_gpu *gpu);
 /* Finds or makes the call's shape. ARGUMENT for memory that is not this GPU's;
- * UNSUPPORTED for what the vendor's library cannot reduce. */
+ * UNSUPPORTED for what neither the vendor's library nor a kernel can reduce. */
 gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
                           const void *in, const void *out, gbi_gpu_turn *turn,

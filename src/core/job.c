@@ -7,6 +7,7 @@
 #include "core/subgroup.h"
 #include "core/settings.h"
 #include "core/tuning.h"
+#include "device/compiler.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -284,8 +285,33 @@ static gb_status open_device(opener *o, gb_error *error) {
                          &job->device, error);
 }
 
+/* Compiling takes seconds where no rank of this machine has done it before.
+ * Before the first call: code that comes to a device later waits for it. */
+static gb_status open_kernels(gb_job *job, gb_error *error) {
+  gbi_kernels_wanted wanted = gbi_compiler_wanted();
+  gb_error *why = &job->kernels_why;
+  if (!job->device) return GB_OK;
+  if (wanted == GBI_KERNELS_OFF) {
+    (void)gbi_fail(why, GB_ERR_UNSUPPORTED, "GPUBRIDGE_KERNELS is off");
+    return GB_OK;
+  }
+  gb_status status = gbi_kernel_set_open(job->device, &job->kernels, why);
+  if (status == GB_OK) return GB_OK;
+  if (wanted == GBI_KERNELS_REQUIRE)
+    return gbi_fail(error, status,
+                    "there are no kernels, which GPUBRIDGE_KERNELS requires: "
+                    "%s",
+                    why->text);
+  GBI_INFO("core",
+           "no kernels of our own: arithmetic beside the vendor's library is "
+           "done on the host: %s",
+           why->text);
+  return GB_OK;
+}
+
 static gb_status open_parts(opener *o, gb_error *error) {
   GBI_TRY(open_device(o, error));
+  GBI_TRY(open_kernels(o->job, error));
   GBI_TRY(name_ranks(o->job, error));
   GBI_TRY(list_facts(o->job, error));
   GBI_TRY(specify_world(o, error));
@@ -374,6 +400,7 @@ static void free_job(gb_job *job) {
   free(job->who);
   free(job->facts);
   free(job->facts_at);
+  gbi_kernel_set_close(job->kernels);
   if (job->device) job->device->ops->close(job->device);
   gbi_watch_fini(&job->watch);
   pthread_mutex_destroy(&job->connect_lock);

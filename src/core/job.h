@@ -34,6 +34,8 @@ struct gb_job {
   gbi_gpu *connecting_gpu;
   int gpu_index;           /* -1: on host memory */
   gbi_device *device;      /* NULL: on host memory */
+  gbi_kernel_set *kernels; /* NULL: none, kernels_why says why */
+  gb_error kernels_why;
   gb_group *group;         /* the world */
   gb_group *tuning;        /* while core/tuning.h measures */
   gbi_subgroups subgroups; /* all others */

@@ -1,6 +1,7 @@
 #include "core/settings.h"
 
 #include "control/control.h"
+#include "device/compiler.h"
 #include "device/library.h"
 #include "os/net.h"
 #include "transport/transport.h"
@@ -119,6 +120,12 @@ const gbi_setting gbi_core_settings[] = {
      .help =
          "pinned memory that a call on a GPU passes through on its way over "
          "the bridge; twice as much per group"},
+    {.name = "GPUBRIDGE_COMBINE",
+     .default_value = "auto",
+     .kind = GBI_SETTING_CHOICE,
+     .choices = "auto|gpu|host",
+     .help = "where a job on GPUs scales, rounds and decodes: auto and gpu by "
+             "kernels of its own where it has them, host"},
     {.name = "GPUBRIDGE_ALLOW_DEBUG_GLOO",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,
@@ -149,6 +156,8 @@ int gbi_settings_tables(const gbi_setting *tables[GBI_SETTING_TABLES_MAX],
   counts[count++] = gbi_net_settings_count;
   tables[count] = gbi_library_settings;
   counts[count++] = gbi_library_settings_count;
+  tables[count] = gbi_compiler_settings;
+  counts[count++] = gbi_compiler_settings_count;
   const gbi_transport_ops *const *all = gbi_transport_all(&transports_count);
   for (int i = 0; i < transports_count && count < GBI_SETTING_TABLES_MAX; i++) {
     if (!all[i]->settings_count) continue;
@@ -174,4 +183,11 @@ gbi_codec gbi_core_codec(void) {
   (void)gbi_setting_read(gbi_core_setting_find("GPUBRIDGE_BRIDGE_COMPRESSION"),
                          &value, NULL);
   return gbi_codec_find(value.text);
+}
+
+bool gbi_core_combines_on_gpu(void) {
+  gbi_value value;
+  (void)gbi_setting_read(gbi_core_setting_find("GPUBRIDGE_COMBINE"), &value,
+                         NULL);
+  return strcmp(value.text, "host") != 0;
 }

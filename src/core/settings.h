@@ -20,5 +20,7 @@ const gbi_setting *gbi_core_setting_find(const char *name);
 int64_t gbi_core_setting(const char *name);
 /* GPUBRIDGE_BRIDGE_COMPRESSION; all words for no are GBI_CODEC_NONE. */
 gbi_codec gbi_core_codec(void);
+/* GPUBRIDGE_COMBINE: not on the host, where there are kernels. */
+bool gbi_core_combines_on_gpu(void);
 
 #endif

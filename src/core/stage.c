@@ -27,8 +27,7 @@ typedef struct block {
 
 typedef struct maker {
   const gbi_plan *plan;
-  const int *me;
-  int world;
+  const gbi_stage_self *self;
   uint64_t ring, next; /* bytes; where the next block goes */
   gbi_staged *out;
   uint32_t ops_room;
@@ -45,9 +44,11 @@ typedef struct maker {
 
 /* ---- what a step touches ---- */
 
-static bool on_host(const gbi_step *s) {
-  return s->resource != GBI_ON_ISLAND &&
-         !(s->resource == GBI_ON_RANK && s->verb == GBI_DO_COPY);
+static bool on_host(const maker *m, const gbi_step *s) {
+  if (s->resource == GBI_ON_ISLAND) return false;
+  if (s->resource != GBI_ON_RANK) return true;
+  if (s->verb == GBI_DO_COPY) return false;
+  return !m->self->on_device || !m->self->on_device(m->self->arg, m->plan, s);
 }
 
 static range range_of(const maker *m, gbi_ref ref, uint64_t element,
@@ -70,7 +71,7 @@ static void local_bytes(const maker *m, const gbi_step *s, uint64_t *in,
   switch (s->verb) {
     case GBI_DO_LOAD: *out = travel; break;
     case GBI_DO_STORE: *in = travel; break;
-    case GBI_DO_FOLD: *in = own * (uint64_t)m->world; break;
+    case GBI_DO_FOLD: *in = own * (uint64_t)m->self->world; break;
     case GBI_DO_ENCODE:
       *in = own;
       *out = gbi_codec_bytes((gbi_codec)s->codec, s->count);
@@ -85,7 +86,7 @@ static void local_bytes(const maker *m, const gbi_step *s, uint64_t *in,
 
 /* Empty ranges where this rank does not read, or write. */
 static void touches(const maker *m, const gbi_step *s, range *in, range *out) {
-  int me = m->me[s->resource];
+  int me = m->self->me[s->resource];
   uint64_t element = gb_dtype_bytes(gbi_step_dtype(m->plan, s));
   uint64_t reads = element * s->count, writes = reads;
   switch (s->verb) {
@@ -249,7 +250,7 @@ static int64_t device_dep(const maker *m, const gbi_step *s) {
   for (int d = 0; d < 2; d++)
     for (uint32_t k = 0; k < s->deps[d].count; k++) {
       uint32_t i = s->deps[d].from + k;
-      if (!on_host(&m->plan->steps[i])) newest = GBI_MAX(newest, (int64_t)i);
+      if (!on_host(m, &m->plan->steps[i])) newest = GBI_MAX(newest, (int64_t)i);
     }
   return newest;
 }
@@ -263,7 +264,7 @@ static void stage_device(maker *m, uint32_t index) {
   for (int d = 0; d < 2; d++)
     for (uint32_t k = 0; k < s->deps[d].count; k++) {
       uint32_t i = s->deps[d].from + k;
-      if (!on_host(&m->plan->steps[i])) continue;
+      if (!on_host(m, &m->plan->steps[i])) continue;
       /* What it wrote is back already; else that it is done is all there is. */
       range theirs_in, theirs_out;
       touches(m, &m->plan->steps[i], &theirs_in, &theirs_out);
@@ -309,23 +310,29 @@ static block *take_in(maker *m, const gbi_step *s, range in, uint32_t *gate_p) {
   return b;
 }
 
+/* What other blocks have of the range is old as soon as `but` is written. */
+static void drop_copies(maker *m, range out, const block *but) {
+  for (uint32_t i = m->head; i < m->count; i++) {
+    block *old = &m->blocks[i];
+    if (old == but || !old->alive || !meet(old->r, out)) continue;
+    flush(m, old);
+    old->alive = false;
+  }
+}
+
 /* A block for what it writes. New ones wait for their place in the ring. */
 static block *take_out(maker *m, const gbi_step *s, range out,
                        uint32_t *gate_p) {
   block *b = block_with(m, out);
+  drop_copies(m, out, b);
   if (b) {
-    /* Still being copied back from an earlier step, perhaps. */
-    if (b->flush != NONE) {
-      wait_event(m, GBI_LANE_OUT, GBI_LANE_IN, b->flush);
-      *gate_p = raise(m);
-    }
+    /* Still being copied back from an earlier step, perhaps, or what came of
+     * that is still being read. */
+    int64_t dep = device_dep(m, s);
+    if (b->flush != NONE) wait_event(m, GBI_LANE_OUT, GBI_LANE_IN, b->flush);
+    if (dep != NONE) wait_event(m, GBI_LANE_OUT, GBI_LANE_MAIN, m->event[dep]);
+    if (b->flush != NONE || dep != NONE) *gate_p = raise(m);
     return b;
-  }
-  for (uint32_t i = m->head; i < m->count; i++) {
-    block *old = &m->blocks[i];
-    if (!old->alive || !meet(old->r, out)) continue;
-    flush(m, old);
-    old->alive = false;
   }
   out_waits(m, s, (range){0});
   b = new_block(m, out);
@@ -395,13 +402,13 @@ static gb_status check_verbs(const gbi_plan *plan, gb_error *error) {
 
 /* Three of its largest steps: what one reads, what it writes, and what is left
  * over where the ring comes round. */
-uint64_t gbi_stage_ring_least(const gbi_plan *plan, const int me[GBI_RESOURCES],
-                              int world) {
-  maker m = {.plan = plan, .me = me, .world = world};
+uint64_t gbi_stage_ring_least(const gbi_plan *plan,
+                              const gbi_stage_self *self) {
+  maker m = {.plan = plan, .self = self};
   uint64_t most = 0;
   for (uint32_t i = 0; i < plan->count; i++) {
     range in, out;
-    if (!on_host(&plan->steps[i])) continue;
+    if (!on_host(&m, &plan->steps[i])) continue;
     touches(&m, &plan->steps[i], &in, &out);
     most = GBI_MAX(most, in.end - in.begin + LINE);
     most = GBI_MAX(most, out.end - out.begin + LINE);
@@ -412,7 +419,7 @@ uint64_t gbi_stage_ring_least(const gbi_plan *plan, const int me[GBI_RESOURCES],
 static void find_wanted(maker *m) {
   for (uint32_t i = 0; i < m->plan->count; i++) {
     m->event[i] = NONE;
-    if (!on_host(&m->plan->steps[i])) continue;
+    if (!on_host(m, &m->plan->steps[i])) continue;
     int64_t dep = device_dep(m, &m->plan->steps[i]);
     if (dep != NONE) m->wanted[dep] = true;
   }
@@ -460,7 +467,7 @@ static gb_status take_apart(maker *m, gb_error *error) {
   m->out->host->policy = m->plan->policy;
   for (uint32_t i = 0; i < m->plan->count && !m->failed; i++) {
     m->host[i] = m->out->host->count;
-    if (on_host(&m->plan->steps[i]))
+    if (on_host(m, &m->plan->steps[i]))
       stage_host(m, i);
     else
       stage_device(m, i);
@@ -472,13 +479,12 @@ static gb_status take_apart(maker *m, gb_error *error) {
   return gbi_plan_seal(m->out->host, error);
 }
 
-gb_status gbi_stage(const gbi_plan *plan, const int me[GBI_RESOURCES],
-                    int world, uint64_t ring_bytes, gbi_staged **staged_p,
+gb_status gbi_stage(const gbi_plan *plan, const gbi_stage_self *self,
+                    uint64_t ring_bytes, gbi_staged **staged_p,
                     gb_error *error) {
   gbi_staged *out = gbi_calloc(1, sizeof *out);
   if (!out) return gbi_fail(error, GB_ERR_MEMORY, "no memory to stage a plan");
-  maker m = {
-      .plan = plan, .me = me, .world = world, .ring = ring_bytes, .out = out};
+  maker m = {.plan = plan, .self = self, .ring = ring_bytes, .out = out};
   gb_status status = make_tables(&m) ? take_apart(&m, error)
                                      : gbi_fail(error, GB_ERR_MEMORY,
                                                 "no memory to stage a plan");

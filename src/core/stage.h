@@ -3,8 +3,9 @@
  * the engine runs on pinned memory meanwhile (engine E1 and invariant G of
  * research/gpu-runtime-and-nccl.md D). Pure: no I/O, no streams.
  *
- * Steps of islands and copies go on the MAIN lane in the plan's order. What
- * the bridge, the mesh and arithmetic work on passes through a ring of pinned
+ * Steps of islands, copies and what arithmetic the device does go on the MAIN
+ * lane in the plan's order. What the bridge, the mesh and other arithmetic work
+ * on passes through a ring of pinned
  * memory: copied out on the OUT lane, which then raises `ready`; the host's
  * step has a gate at that number; what it wrote is copied in on the IN lane
  * once `arrived` counts its release. A range that one step of the host leaves
@@ -55,14 +56,22 @@ typedef struct gbi_staged {
   uint32_t releases;
 } gbi_staged;
 
+/* The rank whose plan it is. */
+typedef struct gbi_stage_self {
+  const int *me; /* member index on each resource, [GBI_RESOURCES] */
+  int world;     /* rows of a fold */
+  /* Whether a step of arithmetic is one of MAIN's; NULL: none is. */
+  bool (*on_device)(const void *arg, const gbi_plan *plan,
+                    const gbi_step *step);
+  const void *arg;
+} gbi_stage_self;
+
 /* The smallest ring through which the plan goes; 0: it needs none. */
-uint64_t gbi_stage_ring_least(const gbi_plan *plan, const int me[GBI_RESOURCES],
-                              int world);
-/* me: this rank's member index on each resource; world: rows of a fold.
- * ring_bytes: of the ring, at least the smallest. UNSUPPORTED for a plan of a
+uint64_t gbi_stage_ring_least(const gbi_plan *plan, const gbi_stage_self *self);
+/* ring_bytes: of the ring, at least the smallest. UNSUPPORTED for a plan of a
  * caller's own policy. The caller frees it, after it the plan. */
-gb_status gbi_stage(const gbi_plan *plan, const int me[GBI_RESOURCES],
-                    int world, uint64_t ring_bytes, gbi_staged **staged_p,
+gb_status gbi_stage(const gbi_plan *plan, const gbi_stage_self *self,
+                    uint64_t ring_bytes, gbi_staged **staged_p,
                     gb_error *error);
 void gbi_staged_free(gbi_staged *staged);
 

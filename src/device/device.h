@@ -30,6 +30,8 @@ const char *gbi_vendor_name(gbi_vendor vendor); /* "nvidia", "amd"; static */
 
 typedef void *gbi_stream;
 typedef void *gbi_event;
+typedef void *gbi_module;   /* code that is loaded */
+typedef void *gbi_function; /* a kernel of it */
 typedef struct gbi_device gbi_device;
 
 /* What is true of a GPU as long as it is there. Strings are "" when the driver
@@ -124,6 +126,20 @@ typedef struct gbi_device_ops {
 
   gb_status (*memory_facts)(gbi_device *device, const void *memory,
                             gbi_memory_facts *facts, gb_error *error);
+
+  /* Code of device/compiler.h. Loading may wait for the whole device, and so
+   * may the first launch of a function: never in a collective. UNSUPPORTED for
+   * code that is not this GPU's. */
+  gb_status (*module_load)(gbi_device *device, const void *code,
+                           gbi_module *module_p, gb_error *error);
+  void (*module_free)(gbi_device *device, gbi_module module);
+  gb_status (*module_function)(gbi_device *device, gbi_module module,
+                               const char *name, gbi_function *function_p,
+                               gb_error *error);
+  /* `arguments`: the address of each. */
+  gb_status (*launch)(gbi_device *device, gbi_function function,
+                      unsigned blocks, unsigned threads, void **arguments,
+                      gbi_stream stream, gb_error *error);
 
   /* The calling thread is one of ours: what it does on devices does not break
    * a graph capture that the application has under way. Once per thread. */

@@ -100,16 +100,8 @@ enum {
   X(cuStreamBatchMemOp, 0,                                                     \
     (gbi_cu_stream, unsigned int, fake_cu_batch_op *, unsigned int))           \
   X(cuLaunchHostFunc, 0, (gbi_cu_stream, void (*)(void *), void *))            \
-  X(cuModuleLoadData, 0, (struct CUmod_st **, const void *))                   \
   X(cuModuleLoadDataEx, 0,                                                     \
     (struct CUmod_st **, const void *, unsigned int, unsigned int *, void **)) \
-  X(cuModuleGetFunction, 0,                                                    \
-    (struct CUfunc_st **, struct CUmod_st *, const char *))                    \
-  X(cuModuleUnload, 0, (struct CUmod_st *))                                    \
-  X(cuLaunchKernel, 0,                                                         \
-    (struct CUfunc_st *, unsigned int, unsigned int, unsigned int,             \
-     unsigned int, unsigned int, unsigned int, unsigned int, gbi_cu_stream,    \
-     void **, void **))                                                        \
   X(cuFlushGPUDirectRDMAWrites, 0, (unsigned int, unsigned int))
 
 #pragma GCC visibility push(default)

@@ -5,6 +5,7 @@
 
 struct CUmod_st {
   int device;
+  bool compiled; /* else what tests load: any bytes */
 };
 
 static void *at(gbi_cu_address address) {
@@ -349,8 +350,12 @@ gbi_cu_result cuLaunchHostFunc(gbi_cu_stream stream, void (*run)(void *),
 static gbi_cu_result load_module(int device, struct CUmod_st **module_p,
                                  const void *image) {
   if (!image) return GBI_CU_ERROR_INVALID_VALUE;
+  bool compiled = fake_is_code(image);
+  if (compiled && !fake_code_fits(image, "sm_90"))
+    return GBI_CU_ERROR_NO_BINARY_FOR_GPU;
   struct CUmod_st *module = fake_new(sizeof *module);
   module->device = device;
+  module->compiled = compiled;
   *module_p = module;
   return GBI_CU_SUCCESS;
 }
@@ -373,7 +378,8 @@ gbi_cu_result cuModuleGetFunction(struct CUfunc_st **function,
                                   struct CUmod_st *module, const char *name) {
   FAKE_CU_ENTER(NULL);
   if (!module || !name) return GBI_CU_ERROR_INVALID_VALUE;
-  *function = (struct CUfunc_st *)fake_kernel_named(name);
+  *function = (struct CUfunc_st *)(module->compiled ? fake_kernel_built_in(name)
+                                                    : fake_kernel_named(name));
   return *function ? GBI_CU_SUCCESS : FAKE_CU_ERROR_NOT_FOUND;
 }
 

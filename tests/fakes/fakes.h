@@ -26,6 +26,8 @@
  *                      on a stream makes the submitter wait; default in hip,
  *                      "no-ring" to have none),
  *                      "rocm-lock" (stream synchronise holds the stream's lock)
+ *   FAKE_RTC_FAIL      what the run-time compilers say instead of compiling
+ *   FAKE_RTC_VERSION   what they say that they are, 13.0
  *   FAKE_NCCL_VERSION  what ncclGetVersion says, 22809
  *   FAKE_NCCL_FAIL     "function:ordinal:result": as above; "init:...": the
  *                      n-th opening fails in its thread; "async:ordinal:
@@ -85,5 +87,8 @@ void fake_gpu_count(fake_gpu_counts *counts);
 void fake_gpu_count_here(fake_gpu_counts *counts);
 /* The most operations that were outstanding on any stream at a time. */
 int fake_gpu_deepest(void);
+
+/* Of the fake compilers: programs compiled in this process. */
+uint64_t fake_rtc_compiled(void);
 
 #endif

@@ -21,12 +21,16 @@ static inline void fake_path(const char *file, char *path, size_t bytes) {
   snprintf(path, bytes, "%s/lib/fakes/%s", self, file);
 }
 
-/* CUDA's driver, NCCL, and RCCL, which brings HIP's runtime. */
+/* CUDA's driver, NCCL, and RCCL, which brings HIP's runtime; the run-time
+ * compilers, and a folder for what they compile. */
 static inline void name_fakes(void) {
   static const char *const names[][2] = {
       {"GPUBRIDGE_CUDA_LIB", "cuda/libcuda.so.1"},
       {"GPUBRIDGE_NCCL_LIB", "cuda/libnccl.so.2"},
       {"GPUBRIDGE_RCCL_LIB", "hip/librccl.so.1"},
+      {"GPUBRIDGE_NVRTC_LIB", "cuda/libnvrtc.so.13"},
+      {"GPUBRIDGE_HIPRTC_LIB", "hip/libhiprtc.so.6"},
+      {"GPUBRIDGE_CACHE_DIR", "cache"},
   };
   char path[700];
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

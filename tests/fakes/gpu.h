@@ -427,6 +427,16 @@ typedef struct fake_kernel {
 void fake_gpu_kernel(const fake_kernel *kernel);
 #pragma GCC visibility pop
 const fake_kernel *fake_kernel_named(const char *name);
+
+/* gpu_code.c: the library's own kernels, its source compiled as C. What the
+ * fake compilers (rtc.c) give away is a text that names the source. */
+enum { FAKE_CODE_BYTES = 128 };
+void fake_code_text(const char *arch, uint64_t source_hash,
+                    char code[FAKE_CODE_BYTES]);
+uint64_t fake_source_hash(const char *source);
+bool fake_is_code(const char *image);
+bool fake_code_fits(const char *image, const char *arch);
+const fake_kernel *fake_kernel_built_in(const char *name);
 /* Before a kernel is enqueued: lazy loading. */
 void fake_kernel_first_locked(fake_stream *stream, const char *name);
 fake_result fake_kernel_launch(int device, void *stream,

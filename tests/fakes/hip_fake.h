@@ -7,8 +7,6 @@
 #include "device/hip/hip_abi.h"
 #include "fakes/gpu.h"
 
-struct ihipModule_t;
-struct ihipModuleSymbol_t;
 struct ihipGraph;
 struct hipGraphExec;
 struct hipUserObject;
@@ -62,15 +60,7 @@ enum {
     (gbi_hip_stream, void *, uint32_t, unsigned int, uint32_t))               \
   X(hipStreamWriteValue32, 0,                                                 \
     (gbi_hip_stream, void *, uint32_t, unsigned int))                         \
-  X(hipLaunchHostFunc, 0, (gbi_hip_stream, void (*)(void *), void *))         \
-  X(hipModuleLoadData, 0, (struct ihipModule_t **, const void *))             \
-  X(hipModuleGetFunction, 0,                                                  \
-    (struct ihipModuleSymbol_t **, struct ihipModule_t *, const char *))      \
-  X(hipModuleUnload, 0, (struct ihipModule_t *))                              \
-  X(hipModuleLaunchKernel, 0,                                                 \
-    (struct ihipModuleSymbol_t *, unsigned int, unsigned int, unsigned int,   \
-     unsigned int, unsigned int, unsigned int, unsigned int, gbi_hip_stream,  \
-     void **, void **))
+  X(hipLaunchHostFunc, 0, (gbi_hip_stream, void (*)(void *), void *))
 
 #pragma GCC visibility push(default)
 #define FAKE_DECLARE(name, needed, arguments) gbi_hip_result name arguments;

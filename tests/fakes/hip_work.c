@@ -5,6 +5,7 @@
 
 struct ihipModule_t {
   int device;
+  bool compiled; /* else what tests load: any bytes */
 };
 
 /* High priority has hardware queues of its own. */
@@ -232,8 +233,12 @@ gbi_hip_result hipModuleLoadData(struct ihipModule_t **module_p,
                                  const void *image) {
   FAKE_HIP_ENTER();
   if (!image) return fake_hip_result(GBI_HIP_ERROR_INVALID_VALUE);
+  bool compiled = fake_is_code(image);
+  if (compiled && !fake_code_fits(image, "gfx942:sramecc+:xnack-"))
+    return fake_hip_result(GBI_HIP_ERROR_NO_BINARY_FOR_GPU);
   struct ihipModule_t *module = fake_new(sizeof *module);
   module->device = fake_hip_device();
+  module->compiled = compiled;
   *module_p = module;
   return GBI_HIP_SUCCESS;
 }
@@ -243,7 +248,9 @@ gbi_hip_result hipModuleGetFunction(struct ihipModuleSymbol_t **function,
                                     const char *name) {
   FAKE_HIP_ENTER();
   if (!module || !name) return fake_hip_result(GBI_HIP_ERROR_INVALID_VALUE);
-  *function = (struct ihipModuleSymbol_t *)fake_kernel_named(name);
+  *function = (struct ihipModuleSymbol_t *)(module->compiled
+                                                ? fake_kernel_built_in(name)
+                                                : fake_kernel_named(name));
   return fake_hip_result(fake_code(*function ? FAKE_OK : FAKE_NOT_FOUND));
 }
 

@@ -151,8 +151,10 @@ GB_TEST(gpu_refuses, memory_of_the_host, .ranks = 2, .vendors = "na") {
   close_on_gpu(job);
 }
 
+/* Without kernels on one rank no rank has them, and all say why. */
 GB_TEST(gpu_refuses, what_the_library_cannot_reduce, .ranks = 4,
         .vendors = "nnaa") {
+  if (gb_rank() == 2) setenv("GPUBRIDGE_KERNELS", "off", 1);
   gb_job *job = open_on_gpu(20000, NULL);
   pair p = new_pair(64);
   gb_buffer buffer = {p.device, 16, GB_INT32};
@@ -160,6 +162,36 @@ GB_TEST(gpu_refuses, what_the_library_cannot_reduce, .ranks = 4,
   gb_status status =
       gb_all_reduce(gb_job_world(job), &buffer, GB_BXOR, NULL, &error);
   must_be_refused(status, GB_ERR_UNSUPPORTED, &error, "cannot be reduced");
+  must_be_refused(status, GB_ERR_UNSUPPORTED, &error,
+                  "GPUBRIDGE_KERNELS is off");
+  must_be_refused(status, GB_ERR_UNSUPPORTED, &error, "rank 2 (");
+  close_on_gpu(job);
+}
+
+GB_TEST(gpu_refuses, kernels_that_are_required, .ranks = 4, .vendors = "nnaa") {
+  gb_job *job;
+  gb_error error;
+  use_fakes();
+  setenv("GPUBRIDGE_KERNELS", "require", 1);
+  if (gb_rank() == 1) {
+    setenv("GPUBRIDGE_CACHE_DIR", "/proc/none", 1);
+    setenv("FAKE_RTC_FAIL", "error: no such word", 1);
+  }
+  gb_status status = try_open_on_gpu(20000, NULL, &job, &error);
+  must_be_refused(status, GB_ERR_INTERNAL, &error,
+                  "GPUBRIDGE_KERNELS requires");
+  must_be_refused(status, GB_ERR_INTERNAL, &error, "no such word");
+  must_be_refused(status, GB_ERR_INTERNAL, &error, "rank 1");
+}
+
+GB_TEST(gpu_refuses, memory_between_elements, .ranks = 2, .vendors = "na") {
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(64);
+  gb_buffer buffer = {(uint8_t *)p.device + 1, 8, GB_INT32};
+  gb_error error;
+  gb_status status =
+      gb_all_reduce(gb_job_world(job), &buffer, GB_BXOR, NULL, &error);
+  must_be_refused(status, GB_ERR_ARGUMENT, &error, "aligned");
   close_on_gpu(job);
 }
 

@@ -34,6 +34,8 @@ static gb_status status_of(gbi_cu_result result) {
     case GBI_CU_SUCCESS: return GB_OK;
     case GBI_CU_ERROR_NOT_READY: return GB_ERR_BUSY;
     case GBI_CU_ERROR_OUT_OF_MEMORY: return GB_ERR_MEMORY;
+    case GBI_CU_ERROR_INVALID_IMAGE:
+    case GBI_CU_ERROR_NO_BINARY_FOR_GPU:
     case GBI_CU_ERROR_NOT_SUPPORTED: return GB_ERR_UNSUPPORTED;
     case GBI_CU_ERROR_NOT_INITIALIZED: return GB_ERR_STATE;
     default: break;
@@ -446,6 +448,46 @@ static gb_status memory_facts(gbi_device *device, const void *memory,
   return GB_OK;
 }
 
+/* ---- code ---- */
+
+static gb_status module_load(gbi_device *device, const void *code,
+                             gbi_module *module_p, gb_error *error) {
+  gbi_cu_module module = NULL;
+  GBI_TRY(enter(of(device), error));
+  gbi_cu_result result = api.cuModuleLoadData(&module, code);
+  GBI_TRY(leave(of(device), result, "load code", error));
+  *module_p = module;
+  return GB_OK;
+}
+
+static void module_free(gbi_device *device, gbi_module module) {
+  if (!module || enter(of(device), NULL) != GB_OK) return;
+  (void)api.cuModuleUnload(module);
+  pop();
+}
+
+static gb_status module_function(gbi_device *device, gbi_module module,
+                                 const char *name, gbi_function *function_p,
+                                 gb_error *error) {
+  char doing[96];
+  gbi_cu_function function = NULL;
+  snprintf(doing, sizeof doing, "find the kernel %s", name);
+  GBI_TRY(enter(of(device), error));
+  gbi_cu_result result = api.cuModuleGetFunction(&function, module, name);
+  GBI_TRY(leave(of(device), result, doing, error));
+  *function_p = function;
+  return GB_OK;
+}
+
+static gb_status launch(gbi_device *device, gbi_function function,
+                        unsigned blocks, unsigned threads, void **arguments,
+                        gbi_stream stream, gb_error *error) {
+  GBI_TRY(enter(of(device), error));
+  gbi_cu_result result = api.cuLaunchKernel(function, blocks, 1, 1, threads, 1,
+                                            1, 0, stream, arguments, NULL);
+  return leave(of(device), result, "launch a kernel", error);
+}
+
 static void own_thread(gbi_device *device) {
   unsigned int mode = GBI_CU_CAPTURE_MODE_RELAXED;
   (void)device;
@@ -484,6 +526,10 @@ static const gbi_device_ops ops = {
     .wait_flag = wait_flag,
     .set_flag = set_flag,
     .memory_facts = memory_facts,
+    .module_load = module_load,
+    .module_free = module_free,
+    .module_function = module_function,
+    .launch = launch,
     .own_thread = own_thread,
 };
 

@@ -17,6 +17,8 @@ struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
 struct CUuuid_st;
+struct CUmod_st;
+struct CUfunc_st;
 
 typedef unsigned int gbi_cu_result;        /* CUresult */
 typedef int gbi_cu_device;                 /* CUdevice */
@@ -24,6 +26,8 @@ typedef unsigned long long gbi_cu_address; /* CUdeviceptr */
 typedef struct CUctx_st *gbi_cu_context;
 typedef struct CUstream_st *gbi_cu_stream;
 typedef struct CUevent_st *gbi_cu_event;
+typedef struct CUmod_st *gbi_cu_module;
+typedef struct CUfunc_st *gbi_cu_function;
 
 enum {
   GBI_CU_SUCCESS = 0,
@@ -33,6 +37,8 @@ enum {
   GBI_CU_ERROR_STUB_LIBRARY = 34,
   GBI_CU_ERROR_NO_DEVICE = 100,
   GBI_CU_ERROR_INVALID_DEVICE = 101,
+  GBI_CU_ERROR_INVALID_IMAGE = 200,
+  GBI_CU_ERROR_NO_BINARY_FOR_GPU = 209,
   GBI_CU_ERROR_NOT_READY = 600,
   GBI_CU_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
   GBI_CU_ERROR_NOT_SUPPORTED = 801,
@@ -116,7 +122,15 @@ enum {
   X(cuMemcpyDtoDAsync_v2, 1,                                                   \
     (gbi_cu_address, gbi_cu_address, size_t, gbi_cu_stream))                   \
   X(cuPointerGetAttributes, 1,                                                 \
-    (unsigned int, unsigned int *, void **, gbi_cu_address))
+    (unsigned int, unsigned int *, void **, gbi_cu_address))                   \
+  X(cuModuleLoadData, 1, (gbi_cu_module *, const void *))                      \
+  X(cuModuleUnload, 1, (gbi_cu_module))                                        \
+  X(cuModuleGetFunction, 1,                                                    \
+    (gbi_cu_function *, gbi_cu_module, const char *))                          \
+  X(cuLaunchKernel, 1,                                                         \
+    (gbi_cu_function, unsigned int, unsigned int, unsigned int, unsigned int,  \
+     unsigned int, unsigned int, unsigned int, gbi_cu_stream, void **,         \
+     void **))
 
 typedef struct gbi_cuda_api {
 #define GBI_CUDA_SLOT(name, needed, arguments) gbi_cu_result(*name) arguments;

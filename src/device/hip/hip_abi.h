@@ -12,6 +12,8 @@
 
 struct ihipStream_t;
 struct ihipEvent_t;
+struct ihipModule_t;
+struct ihipModuleSymbol_t;
 struct hipUUID_t;
 struct hipPointerAttribute_t;
 struct hipDeviceProp_tR0600;
@@ -20,6 +22,8 @@ typedef unsigned int gbi_hip_result; /* hipError_t */
 typedef int gbi_hip_device;          /* hipDevice_t */
 typedef struct ihipStream_t *gbi_hip_stream;
 typedef struct ihipEvent_t *gbi_hip_event;
+typedef struct ihipModule_t *gbi_hip_module;
+typedef struct ihipModuleSymbol_t *gbi_hip_function;
 
 enum {
   GBI_HIP_SUCCESS = 0,
@@ -29,6 +33,8 @@ enum {
   GBI_HIP_ERROR_INSUFFICIENT_DRIVER = 35,
   GBI_HIP_ERROR_NO_DEVICE = 100,
   GBI_HIP_ERROR_INVALID_DEVICE = 101,
+  GBI_HIP_ERROR_INVALID_IMAGE = 200,
+  GBI_HIP_ERROR_NO_BINARY_FOR_GPU = 209,
   GBI_HIP_ERROR_NOT_READY = 600,
   GBI_HIP_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
   GBI_HIP_ERROR_NOT_SUPPORTED = 801,
@@ -119,7 +125,16 @@ enum {
   X(hipHostGetDevicePointer, 1, (void **, void *, unsigned int))           \
   X(hipMemcpyAsync, 1,                                                     \
     (void *, const void *, size_t, unsigned int, gbi_hip_stream))          \
-  X(hipPointerGetAttributes, 1, (struct hipPointerAttribute_t *, const void *))
+  X(hipPointerGetAttributes, 1,                                            \
+    (struct hipPointerAttribute_t *, const void *))                        \
+  X(hipModuleLoadData, 1, (gbi_hip_module *, const void *))                \
+  X(hipModuleUnload, 1, (gbi_hip_module))                                  \
+  X(hipModuleGetFunction, 1,                                               \
+    (gbi_hip_function *, gbi_hip_module, const char *))                    \
+  X(hipModuleLaunchKernel, 1,                                              \
+    (gbi_hip_function, unsigned int, unsigned int, unsigned int,           \
+     unsigned int, unsigned int, unsigned int, unsigned int,               \
+     gbi_hip_stream, void **, void **))
 
 typedef struct gbi_hip_api {
 #define GBI_HIP_SLOT(name, needed, arguments) gbi_hip_result(*name) arguments;
