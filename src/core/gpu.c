@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
+#include "core/gpu_p2p.h"
 #include "core/uses.h"
 
 #include <pthread.h>
@@ -62,8 +63,12 @@ struct gbi_gpu {
   uint64_t scratch_bytes;
   gbi_gpu_shape shapes[SHAPES];
   uint64_t clock;
-  gbi_event *events; /* spare ones, of works */
-  int events_count, events_room;
+  gbi_event *events; /* of works: first the spare ones, then those lent */
+  int events_count, events_room, events_spare;
+  struct gbi_gpu_p2p *_Atomic messages;
+  _Atomic int holds;
+  pthread_rwlock_t life; /* level 7: read inside gbi_gpu_enter */
+  bool closed;           /* under life */
   _Atomic bool failed;
 };
 
@@ -134,6 +139,8 @@ gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
   gpu->ops = params->device->ops;
   pthread_mutex_init(&gpu->lock, NULL);
   pthread_mutex_init(&gpu->events_lock, NULL);
+  pthread_rwlock_init(&gpu->life, NULL);
+  atomic_init(&gpu->holds, 1);
   gb_status status = make_streams(gpu, error);
   if (status != GB_OK) {
     gbi_gpu_close(gpu);
@@ -167,6 +174,7 @@ void gbi_gpu_fail(gbi_gpu *gpu) {
   if (atomic_exchange(&gpu->failed, true)) return;
   if (gpu->flags)
     atomic_store_explicit(gpu->gates.arrived, OPEN_ALL, memory_order_release);
+  gbi_gpu_p2p_fail(gpu->messages);
   if (gpu->native) gbi_native_abort(gpu->native);
 }
 
@@ -216,38 +224,79 @@ static void free_streams(gbi_gpu *gpu) {
     gpu->ops->event_free(d, gpu->events[i]);
 }
 
-void gbi_gpu_close(gbi_gpu *gpu) {
-  if (!gpu) return;
+/* True: the device is at rest. */
+static bool come_to_rest(gbi_gpu *gpu) {
   uint64_t deadline = gbi_deadline_after_ms(CLOSE_MS);
+  bool over = gbi_gpu_p2p_close(gpu->messages, deadline);
   bool settled = !gpu->lanes[GBI_LANES - 1] || settle(gpu, deadline);
   if (!settled) gbi_gpu_fail(gpu);
   if (gpu->native) gbi_native_close(gpu->native, deadline);
-  if (!settled && !settle(gpu, gbi_deadline_after_ms(CLOSE_MS))) {
-    /* Memory that a device may still write is never given back. */
-    GBI_WARN("core", "GPU %d does not come to rest: its group's memory is left",
-             gpu->device->index);
-    return;
-  }
+  gpu->native = NULL;
+  return (settled || settle(gpu, gbi_deadline_after_ms(CLOSE_MS))) && over;
+}
+
+static void free_all(gbi_gpu *gpu) {
   for (int i = 0; i < SHAPES; i++) free_shape(gpu, &gpu->shapes[i]);
   free_streams(gpu);
   if (gpu->barrier) gpu->ops->free_memory(gpu->device, gpu->barrier);
   if (gpu->scratch) gpu->ops->free_memory(gpu->device, gpu->scratch);
   if (gpu->ring) gpu->ops->free_pinned(gpu->device, gpu->ring);
   if (gpu->flags) gpu->ops->free_pinned(gpu->device, gpu->flags);
+}
+
+void gbi_gpu_close(gbi_gpu *gpu) {
+  if (!gpu) return;
+  bool rests = come_to_rest(gpu);
+  pthread_rwlock_wrlock(&gpu->life);
+  gpu->closed = true;
+  if (rests)
+    free_all(gpu);
+  else /* Memory that a device may still write is never given back. */
+    GBI_WARN("core", "GPU %d does not come to rest: its group's memory is left",
+             gpu->device->index);
+  pthread_rwlock_unlock(&gpu->life);
+  if (rests) gbi_gpu_release(gpu);
+}
+
+/* ---- works ---- */
+
+void gbi_gpu_hold(gbi_gpu *gpu) {
+  atomic_fetch_add(&gpu->holds, 1);
+}
+
+void gbi_gpu_release(gbi_gpu *gpu) {
+  if (atomic_fetch_sub(&gpu->holds, 1) != 1) return;
+  gbi_gpu_p2p_free(gpu->messages);
+  pthread_rwlock_destroy(&gpu->life);
   pthread_mutex_destroy(&gpu->lock);
   pthread_mutex_destroy(&gpu->events_lock);
   free(gpu->events);
   free(gpu);
 }
 
-gb_status gbi_gpu_take_event(gbi_gpu *gpu, gbi_event *event_p,
-                             gb_error *error) {
-  gbi_event event = NULL;
-  pthread_mutex_lock(&gpu->events_lock);
-  if (gpu->events_count) event = gpu->events[--gpu->events_count];
-  pthread_mutex_unlock(&gpu->events_lock);
-  *event_p = event;
-  return event ? GB_OK : gpu->ops->event_new(gpu->device, event_p, error);
+bool gbi_gpu_enter(gbi_gpu *gpu) {
+  pthread_rwlock_rdlock(&gpu->life);
+  if (!gpu->closed) return true;
+  pthread_rwlock_unlock(&gpu->life);
+  return false;
+}
+
+void gbi_gpu_leave(gbi_gpu *gpu) {
+  pthread_rwlock_unlock(&gpu->life);
+}
+
+struct gbi_gpu_p2p *gbi_gpu_messages_of(gbi_gpu *gpu) {
+  return gpu->messages;
+}
+
+void gbi_gpu_set_messages(gbi_gpu *gpu, struct gbi_gpu_p2p *messages) {
+  gpu->messages = messages;
+  /* Who failed the group meanwhile did not see them. */
+  if (gpu->failed) gbi_gpu_p2p_fail(messages);
+}
+
+void gbi_gpu_flush(gbi_gpu *gpu) {
+  gbi_gpu_p2p_flush(gpu->messages, gbi_deadline_after_ms(CLOSE_MS));
 }
 
 /* With the lock held. */
@@ -261,12 +310,33 @@ static bool room_for_event(gbi_gpu *gpu) {
   return true;
 }
 
+gb_status gbi_gpu_take_event(gbi_gpu *gpu, gbi_event *event_p,
+                             gb_error *error) {
+  gb_status status = GB_OK;
+  pthread_mutex_lock(&gpu->events_lock);
+  if (gpu->events_spare) {
+    *event_p = gpu->events[--gpu->events_spare];
+  } else if (!room_for_event(gpu)) {
+    status = gbi_fail(error, GB_ERR_MEMORY, "no memory for events");
+  } else {
+    status = gpu->ops->event_new(gpu->device, event_p, error);
+    if (status == GB_OK) gpu->events[gpu->events_count++] = *event_p;
+  }
+  pthread_mutex_unlock(&gpu->events_lock);
+  return status;
+}
+
+/* Which handles are lent does not matter, how many does: closing frees all that
+ * were made, each once. */
 void gbi_gpu_give_event(gbi_gpu *gpu, gbi_event event) {
   pthread_mutex_lock(&gpu->events_lock);
-  bool kept = room_for_event(gpu);
-  if (kept) gpu->events[gpu->events_count++] = event;
+  for (int i = gpu->events_spare; i < gpu->events_count; i++) {
+    if (gpu->events[i] != event) continue;
+    gpu->events[i] = gpu->events[gpu->events_spare];
+    gpu->events[gpu->events_spare++] = event;
+    break;
+  }
   pthread_mutex_unlock(&gpu->events_lock);
-  if (!kept) gpu->ops->event_free(gpu->device, event);
 }
 
 /* ---- shapes ---- */
@@ -448,8 +518,8 @@ static gb_status find_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
 
 /* ---- calls ---- */
 
-static gb_status check_memory(gbi_gpu *gpu, const void *memory,
-                              gb_error *error) {
+gb_status gbi_gpu_check_memory(gbi_gpu *gpu, const void *memory,
+                               gb_error *error) {
   gbi_memory_facts facts;
   if (!memory) return GB_OK;
   GBI_TRY(gpu->ops->memory_facts(gpu->device, memory, &facts, error));
@@ -466,12 +536,19 @@ static gb_status check_memory(gbi_gpu *gpu, const void *memory,
                   gpu->device->index);
 }
 
+bool gbi_gpu_is_host_memory(gbi_gpu *gpu, const void *memory) {
+  gbi_memory_facts facts;
+  return memory &&
+         gpu->ops->memory_facts(gpu->device, memory, &facts, NULL) == GB_OK &&
+         (facts.kind == GBI_MEMORY_PAGEABLE || facts.kind == GBI_MEMORY_PINNED);
+}
+
 gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
                           const void *in, const void *out, gbi_gpu_turn *turn,
                           gb_error *error) {
-  GBI_TRY(check_memory(gpu, in, error));
-  if (out != in) GBI_TRY(check_memory(gpu, out, error));
+  GBI_TRY(gbi_gpu_check_memory(gpu, in, error));
+  if (out != in) GBI_TRY(gbi_gpu_check_memory(gpu, out, error));
   GBI_TRY(find_shape(gpu, policy, env, coll, &turn->shape, error));
   turn->ready = gpu->ready;
   turn->arrived = gpu->arrived;

@@ -786,6 +786,7 @@ void gbi_group_drain(gb_group *g) {
   bool own = g->own_worker;
   pthread_mutex_unlock(&g->works->lock);
   if (own) pthread_join(g->worker, NULL);
+  if (g->p.gpu) gbi_gpu_flush(g->p.gpu);
 }
 
 /* ---- calls ---- */
@@ -929,6 +930,7 @@ static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
     give_up(g, &why, error);
   if (status == GB_OK && work_p) {
     work->gpu = gpu;
+    gbi_gpu_hold(gpu);
     work->control = g->p.control;
     work->event = done;
     *work_p = work;
