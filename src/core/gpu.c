@@ -18,6 +18,7 @@ enum {
   CLOSE_MS = 5000,
   READY_AT = 0,
   ARRIVED_AT = 128,
+  OVER_AT = 256,
   BARRIER_BYTES = 64,
   RECENT = 8
 };
@@ -50,7 +51,7 @@ struct gbi_gpu {
   gbi_stream lanes[GBI_LANES];
   gbi_event began;
   void *barrier;                 /* BARRIER_BYTES of device memory */
-  uint8_t *flags, *flags_device; /* pinned: READY_AT, ARRIVED_AT */
+  uint8_t *flags, *flags_device; /* pinned: at READY_AT ... */
   gbi_gates gates;
   uint8_t *ring;       /* pinned; NULL until a call needs it */
   uint64_t ring_bytes; /* of one half */
@@ -59,6 +60,7 @@ struct gbi_gpu {
   int next_recent;
   int turn;
   uint64_t ready, arrived; /* the counters after everything enqueued */
+  uint64_t alone;          /* calls without a part for the host */
   uint8_t *scratch;        /* device memory; NULL until a plan asks for it */
   uint64_t scratch_bytes;
   gbi_gpu_shape shapes[SHAPES];
@@ -86,6 +88,14 @@ void gbi_gpu_lock(gbi_gpu *gpu) {
 }
 void gbi_gpu_unlock(gbi_gpu *gpu) {
   pthread_mutex_unlock(&gpu->lock);
+}
+uint64_t gbi_gpu_alone(const gbi_gpu *gpu) {
+  return gpu->alone;
+}
+uint64_t gbi_gpu_over(const gbi_gpu *gpu) {
+  const _Atomic uint64_t *over =
+      (const _Atomic uint64_t *)(void *)(gpu->flags + OVER_AT);
+  return atomic_load_explicit(over, memory_order_acquire);
 }
 const gbi_gates *gbi_gpu_gates(const gbi_gpu *gpu) {
   return &gpu->gates;
@@ -720,7 +730,9 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
     GBI_TRY(ops->event_record(d, done, last, c->error));
   else if (GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
     GBI_TRY(ops->stream_wait(d, stream, over, c->error));
-  if (!hosted) return GB_OK;
+  if (!hosted)
+    return ops->set_flag(d, gpu->flags_device + OVER_AT, ++gpu->alone, last,
+                         c->error);
   half *h = &gpu->halves[gpu->turn];
   GBI_TRY(ops->event_record(d, h->returned, gpu->lanes[GBI_LANE_IN], c->error));
   gpu->ready += staged->readies;

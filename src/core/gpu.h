@@ -70,6 +70,11 @@ bool gbi_gpu_has_host(const gbi_gpu_turn *turn);
 gb_status gbi_gpu_enqueue(gbi_gpu *gpu, const gbi_gpu_turn *turn,
                           const void *in, void *out, double factor,
                           gbi_stream stream, gbi_event done, gb_error *error);
+/* Calls without a part for the host: how many were enqueued (with the lock
+ * held), and how many the GPU is through with (any thread, no call of the
+ * runtime). */
+uint64_t gbi_gpu_alone(const gbi_gpu *gpu);
+uint64_t gbi_gpu_over(const gbi_gpu *gpu);
 const gbi_gates *gbi_gpu_gates(const gbi_gpu *gpu);
 gbi_device *gbi_gpu_device(const gbi_gpu *gpu);
 /* Device memory that barriers send around, 64 bytes. */

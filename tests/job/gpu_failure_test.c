@@ -301,6 +301,40 @@ GB_TEST(gpu_fails, the_library_reports_an_error, .ranks = 4,
   close_on_gpu(job);
 }
 
+/* The island's library waits for a rank that does not call it: there is no host
+ * in that call, and the watch ends it. */
+static void never_called(int who) {
+  gb_job *job = open_on_gpu(1500, NULL);
+  const int island[] = {0, 1};
+  gb_group *group = gb_job_world(job);
+  pair p = new_pair(COUNT * 4);
+  gb_error error;
+  if (gb_world() > 2 && gb_rank() < 2)
+    MUST(gb_group_open(job, island, 2, NULL, &group, error));
+  gb_buffer buffer = {p.device, COUNT, GB_FLOAT32};
+  fill(p, 1);
+  if (gb_rank() < 2) {
+    MUST(gb_all_reduce(group, &buffer, GB_SUM, NULL, error));
+    must_hold(p, COUNT, 2);
+  }
+  if (gb_rank() == who)
+    MUST(gb_all_reduce(group, &buffer, GB_SUM, NULL, error));
+  await_failure(job, &error);
+  GB_CHECK_TEXT(error.text, "did not end on the GPU");
+  GB_CHECK_TEXT(error.text, "all_reduce number 1");
+  GB_CHECK_TEXT(error.text, who ? "rank 1" : "rank 0");
+  MUST(gpu->ops->stream_sync(gpu, user, error));
+  close_on_gpu(job);
+}
+GB_TEST(gpu_fails, a_call_that_one_rank_never_makes, .ranks = 2,
+        .vendors = "nn") {
+  never_called(0);
+}
+GB_TEST(gpu_fails, likewise_in_a_group_of_an_island, .ranks = 3,
+        .vendors = "nna") {
+  never_called(1);
+}
+
 /* ---- what keeps order, left out ---- */
 
 static void ends(int signal) {

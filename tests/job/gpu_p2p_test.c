@@ -440,9 +440,9 @@ GB_TEST(gpu_p2p, sizes_that_differ, .ranks = 2, .vendors = "na") {
 GB_TEST(gpu_p2p, the_sender_is_killed, .ranks = 2, .vendors = "na",
         .expect = "0k") {
   gb_job *job = begin();
-  pair p = new_pair(LARGE * 4);
+  pair p = new_pair(LARGE * 4), q = new_pair(40);
   gb_error error;
-  exchange(p, p, 10);
+  exchange(p, q, 10);
   download(p);
   meet(0);
   if (gb_rank()) {
