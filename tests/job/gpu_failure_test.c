@@ -1,7 +1,7 @@
 /* What goes wrong on GPUs ends on every rank, in time, with the cause: bad
  * memory, calls that do not match, a library that fails, a rank that is killed
  * while gates are closed, too little pinned memory, a GPU that two ranks of an
- * island would drive (S034). And what a steady call must not do: allocate, wait
+ * island would drive (S109). And what a steady call must not do: allocate, wait
  * on the host, call the vendor's runtime from the worker. In builds with fault
  * points, each thing that orders a call on the streams is left out once, and
  * the fakes' clocks must notice. */
@@ -175,7 +175,7 @@ GB_TEST(gpu_refuses, one_gpu_for_two_ranks, .ranks = 3, .vendors = "nna") {
 }
 
 /* One GPU, two ranks, two islands of one vendor: a split test on one card works
- * (S034), says so in its topology, and is the labels' only. */
+ * (S109), says so in its topology, and is the labels' only. */
 static void one_card(void) {
   setenv("FAKE_GPU_UUID", "GPU-00000000-0000-0000-0000-000000000001", 1);
   setenv("GPUBRIDGE_SPLIT_TEST", "half", 1);
