@@ -295,6 +295,8 @@ def _moved(self, *args, **named):
     """``tensor.to("cuda")`` of a tensor of the CPU. A method, not a dispatch mode:
     those are not seen on autograd's threads."""
     if args and isinstance(args[0], torch.device) and args[0].type == "cuda":
+        if isinstance(self, GpuTensor):
+            return self
         plain = self.detach()
         return GpuTensor(plain.shape, plain.dtype).copy_(plain)
     return _to(self, *args, **named)
