@@ -66,8 +66,7 @@ typedef struct gb_job_params {
    * Not used in simulation (GPUBRIDGE_VENDOR, GPUBRIDGE_CPU_ONLY). On a GPU a
    * call is ordered on the calling thread's stream (gb_use_stream) like any
    * work there: it returns once it is enqueued, and gb_work_wait makes that
-   * stream wait, not the host. Works of such a job are to be released before it
-   * (or their group) is closed. */
+   * stream wait, not the host. */
   int device;
 } gb_job_params;
 

@@ -706,26 +706,62 @@ def all_reduce_sparse(group, tensor, op):
 # ---- point-to-point ----
 
 
+def _message_gpu(group, tensor):
+    """The GPU whose streams a message is ordered on; None: its tensor is the
+    CPU's, and goes as in a job on host memory."""
+    if group.gpu is None or tensor.is_cpu:
+        return None
+    group.gpu.use_current_stream()
+    return group.gpu
+
+
+def _posted(group, core, tensors, value, gpu):
+    """The Work of messages that the library has taken, None if nobody wants it."""
+    if core is not None:
+        group.post(core, tensors)
+    return None if value is NO_WORK else Work(core, value, gpu=gpu)
+
+
 def send(group, tensor, peer, tag, is_async, value):
     count, code = _movable(group, tensor)
+    gpu = _message_gpu(group, tensor)
     core = group.core.send(tensor.data_ptr(), count, code, peer, tag, is_async)
-    return finish(group, core, tensor, value)
+    return _posted(group, core, tensor, value, gpu)
 
 
 def recv(group, tensor, peer, tag, is_async, value):
     """peer -1: from any rank."""
     count, code = _movable(group, tensor)
+    gpu = _message_gpu(group, tensor)
     core = group.core.recv(tensor.data_ptr(), count, code, peer, tag, is_async)
     if isinstance(core, int):
         return Work(None, value, source=core)
-    return finish(group, core, tensor, value)
+    return _posted(group, core, tensor, value, gpu)
 
 
 def batch(group, operations, is_async, value):
     """operations: (is_send, tensor, peer, tag) each; one Work for all."""
+    operations = list(operations)
+    if group.gpu is not None:
+        away = [operation for operation in operations if operation[1].is_cpu]
+        here = [operation for operation in operations if not operation[1].is_cpu]
+        if away and here:
+            # Both start before anybody waits for either.
+            works = [_batch(group, part, True, None) for part in (away, here)]
+            work = Batch(works, value)
+            if is_async:
+                return work
+            work.wait()
+            return None if value is NO_WORK else work
+    return _batch(group, operations, is_async, value)
+
+
+def _batch(group, operations, is_async, value):
     rows = []
+    gpu = None
     for is_send, tensor, peer, tag in operations:
         count, code = _movable(group, tensor)
+        gpu = _message_gpu(group, tensor)
         rows.append((is_send, tensor.data_ptr(), count, code, peer, tag))
     core = group.core.batch(rows, is_async)
-    return finish(group, core, [operation[1] for operation in operations], value)
+    return _posted(group, core, [operation[1] for operation in operations], value, gpu)

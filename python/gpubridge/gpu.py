@@ -82,6 +82,8 @@ class Gpu:
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         if self._raw_stream is None:
             self._raw_stream = self._slow_raw_stream
+        # Waits block the host, not only the stream.
+        self.blocking_wait = _setting("GPUBRIDGE_BLOCKING_WAIT").strip().lower() not in _OFF
         self._side = None
         self._lock = threading.Lock()
 

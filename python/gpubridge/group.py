@@ -28,6 +28,7 @@ class Group:
         # Tensors of async calls, kept until their calls are done: the library
         # holds addresses only. Appended and popped under the GIL.
         self.kept = deque()
+        self.posted = []  # the same of messages, which end in any order
         self.worker = None
         self.lock = threading.Lock()
         if gpu is not None:  # the host has a part in sync calls too
@@ -39,6 +40,13 @@ class Group:
         while kept and kept[0][0].test():
             kept.popleft()
         kept.append((work, tensors))
+
+    def post(self, work, tensors):
+        """keep() for a message: one that nobody answers must not hold others'
+        tensors, nor the end of the group."""
+        with self.lock:
+            self.posted = [p for p in self.posted if not p[0].test()]
+            self.posted.append((work, tensors))
 
     def need_worker(self):
         """Attaches the thread that runs async calls: a Python thread, so that
@@ -67,6 +75,7 @@ class Group:
         if self.worker is not None and self.pid == os.getpid():
             self.worker.join()
         self.kept.clear()
+        self.posted.clear()
 
     def close(self):
         """Runs what is queued and gives the group back. Idempotent."""

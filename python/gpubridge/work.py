@@ -66,26 +66,49 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
             self._gpu.use_current_stream()
         self._core.wait(milliseconds)
 
-    def wait(self, timeout=None):
-        """Blocks until it is done; returns True. On a GPU the current stream
-        waits, and the host does not: a failure that comes after that is raised
-        by later calls.
-
-        TimeoutError when `timeout` (a timedelta or seconds) passes first: the
-        call goes on. RuntimeError, with the original as its cause, when the
-        collective failed.
-        """
+    def _order(self, milliseconds=0):
+        """The current stream, or in a job on host memory the caller, waits."""
         if self._error is not None:
             raise RuntimeError(str(self._error)) from self._error
         if self._core is not None:
             try:
-                self._core_wait(_milliseconds(timeout))
+                self._core_wait(milliseconds)
             except TimeoutError:
                 raise
             except Exception as error:
                 self._error = error
                 raise RuntimeError(str(error)) from error
         self._finish()
+
+    def _await(self, milliseconds):
+        """The host waits until the GPU is through with it. The group's timeout
+        ends that too, by failing the job."""
+        end = time.monotonic() + milliseconds / 1000 if milliseconds else None
+        while not self.is_completed():
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(
+                    f"the work was not done after {milliseconds / 1000:.4g} s; it "
+                    "goes on"
+                )
+            time.sleep(_POLL_SECONDS)
+        error = self.exception()
+        if error is not None:
+            raise RuntimeError(str(error)) from error
+
+    def wait(self, timeout=None):
+        """Blocks until it is done; returns True. On a GPU the current stream
+        waits, and the host does not: a failure that comes after that is raised
+        by later calls. With a `timeout`, or under GPUBRIDGE_BLOCKING_WAIT, the
+        host waits there too.
+
+        TimeoutError when `timeout` (a timedelta or seconds) passes first: the
+        call goes on. RuntimeError, with the original as its cause, when the
+        collective failed.
+        """
+        milliseconds = _milliseconds(timeout)
+        self._order(milliseconds)
+        if self._gpu is not None and (milliseconds or self._gpu.blocking_wait):
+            self._await(milliseconds)
         return True
 
     def is_completed(self):
@@ -167,7 +190,7 @@ class Work(dist._Work if hasattr(dist, "_Work") else dist.Work):
 
     def _completed_future(self):
         try:
-            self.wait()
+            self._order()
         except Exception:  # noqa: BLE001 - _outcome raises it again
             done = torch.futures.Future()
             future = done.then(self._outcome)
@@ -221,6 +244,16 @@ class Batch(Work):
         self._works = [work for work in works if work is not None]
         gpus = (work._gpu for work in self._works if work._gpu is not None)
         self._gpu = next(gpus, None)
+
+    def _order(self, milliseconds=0):
+        for work in self._works:
+            try:
+                work._order(milliseconds)
+            except TimeoutError:
+                raise
+            except Exception as error:
+                self._error = self._error or getattr(error, "__cause__", None) or error
+                raise
 
     def wait(self, timeout=None):
         end = None

@@ -8,7 +8,8 @@
  * PLACE: alloc, thread.start, sock.listen, sock.connect, sock.send, sock.recv,
  *        wire.decode, mem.map, store.get, store.set; and what orders a call on
  *        a GPU: gpu.begin, gpu.end, gpu.follow, gpu.wait, gpu.release,
- *        gpu.gate, gpu.ring
+ *        gpu.gate, gpu.ring; or a message: gpu.send.begin, gpu.send.gate,
+ *        gpu.send.end, gpu.recv.begin, gpu.recv.gate
  *        (fail: left out, which the fakes of tests/fakes must notice)
  * RANK:  only in the process whose RANK is that; without it, in all
  * N:     the N-th time the place is reached (from 1; default 1), once

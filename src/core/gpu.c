@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
+#include "core/gpu_p2p.h"
 #include "core/uses.h"
 
 #include <pthread.h>
@@ -17,6 +18,7 @@ enum {
   CLOSE_MS = 5000,
   READY_AT = 0,
   ARRIVED_AT = 128,
+  OVER_AT = 256,
   BARRIER_BYTES = 64,
   RECENT = 8
 };
@@ -50,7 +52,7 @@ struct gbi_gpu {
   gbi_stream lanes[GBI_LANES];
   gbi_event began;
   void *barrier;                 /* BARRIER_BYTES of device memory */
-  uint8_t *flags, *flags_device; /* pinned: READY_AT, ARRIVED_AT */
+  uint8_t *flags, *flags_device; /* pinned: at READY_AT ... */
   gbi_gates gates;
   uint8_t *ring;       /* pinned; NULL until a call needs it */
   uint64_t ring_bytes; /* of one half */
@@ -59,12 +61,17 @@ struct gbi_gpu {
   int next_recent;
   int turn;
   uint64_t ready, arrived; /* the counters after everything enqueued */
+  uint64_t alone;          /* calls without a part for the host */
   uint8_t *scratch;        /* device memory; NULL until a plan asks for it */
   uint64_t scratch_bytes;
   gbi_gpu_shape shapes[SHAPES];
   uint64_t clock;
-  gbi_event *events; /* spare ones, of works */
-  int events_count, events_room;
+  gbi_event *events; /* of works: first the spare ones, then those lent */
+  int events_count, events_room, events_spare;
+  struct gbi_gpu_p2p *_Atomic messages;
+  _Atomic int holds;
+  pthread_rwlock_t life; /* level 7: read inside gbi_gpu_enter */
+  bool closed;           /* under life */
   _Atomic bool failed;
 };
 
@@ -82,6 +89,14 @@ void gbi_gpu_lock(gbi_gpu *gpu) {
 }
 void gbi_gpu_unlock(gbi_gpu *gpu) {
   pthread_mutex_unlock(&gpu->lock);
+}
+uint64_t gbi_gpu_alone(const gbi_gpu *gpu) {
+  return gpu->alone;
+}
+uint64_t gbi_gpu_over(const gbi_gpu *gpu) {
+  const _Atomic uint64_t *over =
+      (const _Atomic uint64_t *)(void *)(gpu->flags + OVER_AT);
+  return atomic_load_explicit(over, memory_order_acquire);
 }
 const gbi_gates *gbi_gpu_gates(const gbi_gpu *gpu) {
   return &gpu->gates;
@@ -141,6 +156,8 @@ gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
                              .folds = true};
   pthread_mutex_init(&gpu->lock, NULL);
   pthread_mutex_init(&gpu->events_lock, NULL);
+  pthread_rwlock_init(&gpu->life, NULL);
+  atomic_init(&gpu->holds, 1);
   gb_status status = make_streams(gpu, error);
   if (status != GB_OK) {
     gbi_gpu_close(gpu);
@@ -182,6 +199,7 @@ void gbi_gpu_fail(gbi_gpu *gpu) {
   if (atomic_exchange(&gpu->failed, true)) return;
   if (gpu->flags)
     atomic_store_explicit(gpu->gates.arrived, OPEN_ALL, memory_order_release);
+  gbi_gpu_p2p_fail(gpu->messages);
   if (gpu->native) gbi_native_abort(gpu->native);
 }
 
@@ -231,18 +249,18 @@ static void free_streams(gbi_gpu *gpu) {
     gpu->ops->event_free(d, gpu->events[i]);
 }
 
-void gbi_gpu_close(gbi_gpu *gpu) {
-  if (!gpu) return;
+/* True: the device is at rest. */
+static bool come_to_rest(gbi_gpu *gpu) {
   uint64_t deadline = gbi_deadline_after_ms(CLOSE_MS);
+  bool over = gbi_gpu_p2p_close(gpu->messages, deadline);
   bool settled = !gpu->lanes[GBI_LANES - 1] || settle(gpu, deadline);
   if (!settled) gbi_gpu_fail(gpu);
   if (gpu->native) gbi_native_close(gpu->native, deadline);
-  if (!settled && !settle(gpu, gbi_deadline_after_ms(CLOSE_MS))) {
-    /* Memory that a device may still write is never given back. */
-    GBI_WARN("core", "GPU %d does not come to rest: its group's memory is left",
-             gpu->device->index);
-    return;
-  }
+  gpu->native = NULL;
+  return (settled || settle(gpu, gbi_deadline_after_ms(CLOSE_MS))) && over;
+}
+
+static void free_all(gbi_gpu *gpu) {
   for (int i = 0; i < SHAPES; i++) free_shape(gpu, &gpu->shapes[i]);
   free_streams(gpu);
   if (gpu->barrier) gpu->ops->free_memory(gpu->device, gpu->barrier);
@@ -250,20 +268,61 @@ void gbi_gpu_close(gbi_gpu *gpu) {
   gbi_folder_close(&gpu->folder);
   if (gpu->ring) gpu->ops->free_pinned(gpu->device, gpu->ring);
   if (gpu->flags) gpu->ops->free_pinned(gpu->device, gpu->flags);
+}
+
+void gbi_gpu_close(gbi_gpu *gpu) {
+  if (!gpu) return;
+  bool rests = come_to_rest(gpu);
+  pthread_rwlock_wrlock(&gpu->life);
+  gpu->closed = true;
+  if (rests)
+    free_all(gpu);
+  else /* Memory that a device may still write is never given back. */
+    GBI_WARN("core", "GPU %d does not come to rest: its group's memory is left",
+             gpu->device->index);
+  pthread_rwlock_unlock(&gpu->life);
+  if (rests) gbi_gpu_release(gpu);
+}
+
+/* ---- works ---- */
+
+void gbi_gpu_hold(gbi_gpu *gpu) {
+  atomic_fetch_add(&gpu->holds, 1);
+}
+
+void gbi_gpu_release(gbi_gpu *gpu) {
+  if (atomic_fetch_sub(&gpu->holds, 1) != 1) return;
+  gbi_gpu_p2p_free(gpu->messages);
+  pthread_rwlock_destroy(&gpu->life);
   pthread_mutex_destroy(&gpu->lock);
   pthread_mutex_destroy(&gpu->events_lock);
   free(gpu->events);
   free(gpu);
 }
 
-gb_status gbi_gpu_take_event(gbi_gpu *gpu, gbi_event *event_p,
-                             gb_error *error) {
-  gbi_event event = NULL;
-  pthread_mutex_lock(&gpu->events_lock);
-  if (gpu->events_count) event = gpu->events[--gpu->events_count];
-  pthread_mutex_unlock(&gpu->events_lock);
-  *event_p = event;
-  return event ? GB_OK : gpu->ops->event_new(gpu->device, event_p, error);
+bool gbi_gpu_enter(gbi_gpu *gpu) {
+  pthread_rwlock_rdlock(&gpu->life);
+  if (!gpu->closed) return true;
+  pthread_rwlock_unlock(&gpu->life);
+  return false;
+}
+
+void gbi_gpu_leave(gbi_gpu *gpu) {
+  pthread_rwlock_unlock(&gpu->life);
+}
+
+struct gbi_gpu_p2p *gbi_gpu_messages_of(gbi_gpu *gpu) {
+  return gpu->messages;
+}
+
+void gbi_gpu_set_messages(gbi_gpu *gpu, struct gbi_gpu_p2p *messages) {
+  gpu->messages = messages;
+  /* Who failed the group meanwhile did not see them. */
+  if (gpu->failed) gbi_gpu_p2p_fail(messages);
+}
+
+void gbi_gpu_flush(gbi_gpu *gpu) {
+  gbi_gpu_p2p_flush(gpu->messages, gbi_deadline_after_ms(CLOSE_MS));
 }
 
 /* With the lock held. */
@@ -277,12 +336,33 @@ static bool room_for_event(gbi_gpu *gpu) {
   return true;
 }
 
+gb_status gbi_gpu_take_event(gbi_gpu *gpu, gbi_event *event_p,
+                             gb_error *error) {
+  gb_status status = GB_OK;
+  pthread_mutex_lock(&gpu->events_lock);
+  if (gpu->events_spare) {
+    *event_p = gpu->events[--gpu->events_spare];
+  } else if (!room_for_event(gpu)) {
+    status = gbi_fail(error, GB_ERR_MEMORY, "no memory for events");
+  } else {
+    status = gpu->ops->event_new(gpu->device, event_p, error);
+    if (status == GB_OK) gpu->events[gpu->events_count++] = *event_p;
+  }
+  pthread_mutex_unlock(&gpu->events_lock);
+  return status;
+}
+
+/* Which handles are lent does not matter, how many does: closing frees all that
+ * were made, each once. */
 void gbi_gpu_give_event(gbi_gpu *gpu, gbi_event event) {
   pthread_mutex_lock(&gpu->events_lock);
-  bool kept = room_for_event(gpu);
-  if (kept) gpu->events[gpu->events_count++] = event;
+  for (int i = gpu->events_spare; i < gpu->events_count; i++) {
+    if (gpu->events[i] != event) continue;
+    gpu->events[i] = gpu->events[gpu->events_spare];
+    gpu->events[gpu->events_spare++] = event;
+    break;
+  }
   pthread_mutex_unlock(&gpu->events_lock);
-  if (!kept) gpu->ops->event_free(gpu->device, event);
 }
 
 /* ---- shapes ---- */
@@ -483,8 +563,8 @@ static gb_status find_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
 
 /* ---- calls ---- */
 
-static gb_status check_memory(gbi_gpu *gpu, const void *memory,
-                              gb_error *error) {
+gb_status gbi_gpu_check_memory(gbi_gpu *gpu, const void *memory,
+                               gb_error *error) {
   gbi_memory_facts facts;
   if (!memory) return GB_OK;
   GBI_TRY(gpu->ops->memory_facts(gpu->device, memory, &facts, error));
@@ -512,13 +592,20 @@ static gb_status check_aligned(const gbi_coll *coll, const void *in,
                   gb_dtype_name((gb_dtype)coll->dtype), bytes);
 }
 
+bool gbi_gpu_is_host_memory(gbi_gpu *gpu, const void *memory) {
+  gbi_memory_facts facts;
+  return memory &&
+         gpu->ops->memory_facts(gpu->device, memory, &facts, NULL) == GB_OK &&
+         (facts.kind == GBI_MEMORY_PAGEABLE || facts.kind == GBI_MEMORY_PINNED);
+}
+
 gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
                           const void *in, const void *out, gbi_gpu_turn *turn,
                           gb_error *error) {
   GBI_TRY(check_aligned(coll, in, out, error));
-  GBI_TRY(check_memory(gpu, in, error));
-  if (out != in) GBI_TRY(check_memory(gpu, out, error));
+  GBI_TRY(gbi_gpu_check_memory(gpu, in, error));
+  if (out != in) GBI_TRY(gbi_gpu_check_memory(gpu, out, error));
   GBI_TRY(find_shape(gpu, policy, env, coll, &turn->shape, error));
   turn->ready = gpu->ready;
   turn->arrived = gpu->arrived;
@@ -703,7 +790,9 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
     GBI_TRY(ops->event_record(d, done, last, c->error));
   else if (GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
     GBI_TRY(ops->stream_wait(d, stream, over, c->error));
-  if (!hosted) return GB_OK;
+  if (!hosted)
+    return ops->set_flag(d, gpu->flags_device + OVER_AT, ++gpu->alone, last,
+                         c->error);
   half *h = &gpu->halves[gpu->turn];
   GBI_TRY(ops->event_record(d, h->returned, gpu->lanes[GBI_LANE_IN], c->error));
   gpu->ready += staged->readies;

@@ -79,13 +79,38 @@ bool gbi_gpu_has_host(const gbi_gpu_turn *turn);
 gb_status gbi_gpu_enqueue(gbi_gpu *gpu, const gbi_gpu_turn *turn,
                           const void *in, void *out, double factor,
                           gbi_stream stream, gbi_event done, gb_error *error);
+/* Calls without a part for the host: how many were enqueued (with the lock
+ * held), and how many the GPU is through with (any thread, no call of the
+ * runtime). */
+uint64_t gbi_gpu_alone(const gbi_gpu *gpu);
+uint64_t gbi_gpu_over(const gbi_gpu *gpu);
 const gbi_gates *gbi_gpu_gates(const gbi_gpu *gpu);
 gbi_device *gbi_gpu_device(const gbi_gpu *gpu);
 /* Device memory that barriers send around, 64 bytes. */
 void *gbi_gpu_barrier(const gbi_gpu *gpu);
 
-/* Events of works: taken and given back; no allocation once warm. Any
- * thread. */
+/* ARGUMENT with a text for what is not device memory of this GPU. */
+gb_status gbi_gpu_check_memory(gbi_gpu *gpu, const void *memory,
+                               gb_error *error);
+/* Whether it is the host's, pinned or not. */
+bool gbi_gpu_is_host_memory(gbi_gpu *gpu, const void *memory);
+
+/* Works may outlive their group: they hold it, and what they do on the GPU they
+ * do between enter and leave. False: it is closed, and there is nothing left to
+ * do. Any thread. */
+void gbi_gpu_hold(gbi_gpu *gpu);
+void gbi_gpu_release(gbi_gpu *gpu);
+bool gbi_gpu_enter(gbi_gpu *gpu);
+void gbi_gpu_leave(gbi_gpu *gpu);
+
+/* core/gpu_p2p.h; NULL before the first message. Set with the lock held. */
+struct gbi_gpu_p2p *gbi_gpu_messages_of(gbi_gpu *gpu);
+void gbi_gpu_set_messages(gbi_gpu *gpu, struct gbi_gpu_p2p *messages);
+/* Before the mesh stops: messages that are on their way down go out. */
+void gbi_gpu_flush(gbi_gpu *gpu);
+
+/* Events of works: taken and given back; no allocation once warm. Any thread,
+ * give also when the group is closed. */
 gb_status gbi_gpu_take_event(gbi_gpu *gpu, gbi_event *event_p, gb_error *error);
 void gbi_gpu_give_event(gbi_gpu *gpu, gbi_event event);
 
@@ -95,7 +120,8 @@ void gbi_gpu_fail(gbi_gpu *gpu);
 bool gbi_gpu_has_failed(const gbi_gpu *gpu);
 /* What the native library says, from time to time. Any thread. */
 gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error);
-/* Waits for the streams, 5 s at most; then aborts. */
+/* Waits for the streams, 5 s at most; then aborts. Gives back the owner's
+ * hold. */
 void gbi_gpu_close(gbi_gpu *gpu);
 
 /* The stream that the calling thread's next calls are ordered on. */

@@ -3,6 +3,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "core/gpu_watch.h"
 #include "core/uses.h"
 #include "core/work.h"
 #include "os/yield.h"
@@ -42,7 +43,8 @@ struct gb_group {
   bool driving;     /* a thread runs the engine */
   pthread_t driver; /* while it does */
   bool draining, drained;
-  bool serving; /* a worker thread is attached */
+  gbi_gpu_watch *gpu_watch; /* with the GPU's lock; NULL: nothing to watch */
+  bool serving;             /* a worker thread is attached */
   bool own_worker;
   pthread_t worker;
   gb_work *queue_head, *queue_tail;
@@ -132,6 +134,7 @@ void gbi_group_set_policy(gb_group *g, const gbi_policy_ops *policy) {
 void gbi_group_free(gb_group *g) {
   if (!g) return;
   gbi_engine_close(g->p.engine);
+  gbi_gpu_watch_close(g->gpu_watch);
   gbi_gpu_close(g->p.gpu);
   for (int i = 0; i < GBI_PLANS_CACHED; i++) gbi_plan_free(g->plans[i].plan);
   gbi_works_release(g->works);
@@ -786,6 +789,7 @@ void gbi_group_drain(gb_group *g) {
   bool own = g->own_worker;
   pthread_mutex_unlock(&g->works->lock);
   if (own) pthread_join(g->worker, NULL);
+  if (g->p.gpu) gbi_gpu_flush(g->p.gpu);
 }
 
 /* ---- calls ---- */
@@ -843,6 +847,15 @@ void gbi_group_wake(gb_group *g) {
   if (g->p.gpu) gbi_gpu_fail(g->p.gpu);
 }
 
+static gb_status need_watch(gb_group *g, gb_error *error) {
+  gbi_gpu_watch_params params = {.gpu = g->p.gpu,
+                                 .control = g->p.control,
+                                 .rank = g->members[g->p.rank],
+                                 .who = g->p.who[g->p.rank]};
+  if (g->gpu_watch) return GB_OK;
+  return gbi_gpu_watch_open(&params, &g->gpu_watch, error);
+}
+
 /* A call without a part for the host never comes to the worker. */
 static void settle_issued(gb_group *g, gb_work *work) {
   gb_record record = describe_call(g, work, work->turn.shape->plan);
@@ -853,6 +866,9 @@ static void settle_issued(gb_group *g, gb_work *work) {
   g->state.completed++;
   g->state.last = identity_of(g, work);
   pthread_mutex_unlock(&g->state_lock);
+  gbi_call call = identity_of(g, work);
+  gbi_gpu_watch_call(g->gpu_watch, gbi_gpu_alone(g->p.gpu), &call,
+                     gbi_group_timeout(g));
   atomic_fetch_sub(&work->turn.shape->users, 1);
   settle_work(g, work, NULL);
 }
@@ -879,6 +895,7 @@ static gb_status issue(gb_group *g, gb_work *work, gbi_event done,
     pthread_mutex_lock(&g->works->lock);
     status = refusal(g, error);
     pthread_mutex_unlock(&g->works->lock);
+    if (status == GB_OK) status = need_watch(g, error);
   }
   if (status != GB_OK) {
     atomic_fetch_sub(&work->turn.shape->users, 1);
@@ -929,6 +946,7 @@ static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
     give_up(g, &why, error);
   if (status == GB_OK && work_p) {
     work->gpu = gpu;
+    gbi_gpu_hold(gpu);
     work->control = g->p.control;
     work->event = done;
     *work_p = work;

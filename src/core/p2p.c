@@ -1,6 +1,7 @@
 #include "core/p2p.h"
 
 #include "base/memory.h"
+#include "core/gpu_p2p.h"
 #include "core/work.h"
 
 #include <stdatomic.h>
@@ -87,6 +88,10 @@ gbi_p2p *gbi_job_p2p_of(gb_job *job) {
   return m ? m->p2p : NULL;
 }
 
+gbi_p2p *gbi_job_p2p_layer(gbi_job_p2p *m) {
+  return m->p2p;
+}
+
 void gbi_job_p2p_on_offer(gb_job *job, int from, const void *blob,
                           size_t bytes) {
   gbi_p2p *p2p = gbi_job_p2p_of(job);
@@ -135,51 +140,59 @@ void gbi_job_p2p_describe(gb_job *job, gbi_fact_fn fn, void *arg) {
 
 /* ---- records ---- */
 
-static void show(messages *x, int i, int peer) {
-  const gbi_p2p_op *op = &x->call.ops[i];
+int gbi_job_p2p_show(gbi_job_p2p *m, const gbi_p2p_op *op) {
   gb_record record = {
-      .seq = atomic_fetch_add(&x->m->calls, 1),
+      .seq = atomic_fetch_add(&m->calls, 1),
       .op = gbi_op_name(op->is_send ? GBI_OP_SEND : GBI_OP_RECV),
       .bytes = op->count * gb_dtype_bytes(op->dtype),
       .dtype = (int)op->dtype,
       .redop = -1,
-      .root = peer,
+      .root = -1,
   };
-  x->slots[i] = -1;
-  if (atomic_fetch_add(&x->m->shown, 1) < SHOWN_MAX)
-    x->slots[i] = gbi_watch_begin(x->m->watch, &record);
-  if (x->slots[i] < 0) atomic_fetch_sub(&x->m->shown, 1);
+  for (int r = 0; r < op->members_count; r++)
+    if (op->members[r] == op->peer) record.root = r;
+  int slot = -1;
+  if (atomic_fetch_add(&m->shown, 1) < SHOWN_MAX)
+    slot = gbi_watch_begin(m->watch, &record);
+  if (slot < 0) atomic_fetch_sub(&m->shown, 1);
+  return slot;
+}
+
+void gbi_job_p2p_unshow(gbi_job_p2p *m, int slot, bool success) {
+  if (slot < 0) return;
+  atomic_fetch_sub(&m->shown, 1);
+  gbi_watch_end(m->watch, slot, success);
 }
 
 static void unshow(messages *x, bool success) {
-  for (int i = 0; i < x->call.count; i++) {
-    if (x->slots[i] < 0) continue;
-    atomic_fetch_sub(&x->m->shown, 1);
-    gbi_watch_end(x->m->watch, x->slots[i], success);
-  }
+  for (int i = 0; i < x->call.count; i++)
+    gbi_job_p2p_unshow(x->m, x->slots[i], success);
 }
 
 /* ---- calls ---- */
 
+void gbi_job_p2p_fill(const gbi_group_params *g, const gb_p2p_op *from,
+                      gbi_p2p_op *op) {
+  op->is_send = from->is_send != 0;
+  op->class = GBI_P2P_USER;
+  op->group = g->id;
+  op->peer =
+      from->peer == GB_ANY_SOURCE ? GB_ANY_SOURCE : g->members[from->peer];
+  op->members = g->members;
+  op->members_count = g->world;
+  op->tag = from->tag;
+  op->step = 0;
+  op->call = (gbi_call){.seq = 0};
+  op->data = from->buffer.data;
+  op->count = from->buffer.count;
+  op->dtype = from->buffer.dtype;
+}
+
 static void fill_ops(messages *x, const gb_p2p_op *ops, int count) {
   const gbi_group_params *g = gbi_group_params_of(x->group);
   for (int i = 0; i < count; i++) {
-    const gb_p2p_op *from = &ops[i];
-    gbi_p2p_op *op = &x->call.ops[i];
-    op->is_send = from->is_send != 0;
-    op->class = GBI_P2P_USER;
-    op->group = g->id;
-    op->peer =
-        from->peer == GB_ANY_SOURCE ? GB_ANY_SOURCE : g->members[from->peer];
-    op->members = g->members;
-    op->members_count = g->world;
-    op->tag = from->tag;
-    op->step = 0;
-    op->call = (gbi_call){.seq = 0};
-    op->data = from->buffer.data;
-    op->count = from->buffer.count;
-    op->dtype = from->buffer.dtype;
-    show(x, i, from->peer);
+    gbi_job_p2p_fill(g, &ops[i], &x->call.ops[i]);
+    x->slots[i] = gbi_job_p2p_show(x->m, &x->call.ops[i]);
   }
 }
 
@@ -285,12 +298,33 @@ static gb_status call_sync(gb_group *group, const gb_p2p_op *ops, int count,
   return status;
 }
 
+/* Of a job on a GPU: messages of host memory need none of it. */
+static gb_status place_of(gbi_gpu *gpu, const gb_p2p_op *ops, int count,
+                          bool *on_gpu_p, gb_error *error) {
+  int host = 0, device = 0;
+  for (int i = 0; gpu && i < count; i++) {
+    if (!ops[i].buffer.count) continue;
+    if (gbi_gpu_is_host_memory(gpu, ops[i].buffer.data))
+      host++;
+    else
+      device++;
+  }
+  if (host && device)
+    return gbi_fail(error, GB_ERR_ARGUMENT,
+                    "some of a batch's %d messages are in memory of the host "
+                    "and others on the GPU: make a batch of each",
+                    count);
+  *on_gpu_p = gpu && !host;
+  return GB_OK;
+}
+
 gb_status gbi_group_messages(gb_group *group, const gb_p2p_op *ops, int count,
                              int *source_p, gb_work **work_p, gb_error *error) {
-  if (gbi_group_params_of(group)->gpu && count)
-    return gbi_fail(error, GB_ERR_UNSUPPORTED,
-                    "messages between single ranks of a job on GPUs are not "
-                    "supported yet. Use all_to_all, or a job on host memory");
+  bool on_gpu = false;
+  gbi_gpu *gpu = gbi_group_params_of(group)->gpu;
+  GBI_TRY(place_of(gpu, ops, count, &on_gpu, error));
+  if (on_gpu && count)
+    return gbi_gpu_messages(group, ops, count, source_p, work_p, error);
   if (work_p) return call_async(group, ops, count, work_p, error);
   return count ? call_sync(group, ops, count, source_p, error) : GB_OK;
 }

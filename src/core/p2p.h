@@ -29,6 +29,14 @@ void gbi_job_p2p_stop(gb_job *job);
 void gbi_job_p2p_free(gb_job *job);
 void gbi_job_p2p_describe(gb_job *job, gbi_fact_fn fn, void *arg);
 
+/* For messages on GPUs. */
+gbi_p2p *gbi_job_p2p_layer(gbi_job_p2p *m);
+void gbi_job_p2p_fill(const gbi_group_params *g, const gb_p2p_op *from,
+                      gbi_p2p_op *op);
+/* Its place among the calls in flight, -1: there is none left. */
+int gbi_job_p2p_show(gbi_job_p2p *m, const gbi_p2p_op *op);
+void gbi_job_p2p_unshow(gbi_job_p2p *m, int slot, bool success);
+
 /* Checked ops of one call. source_p: of a single receive, may be NULL. */
 gb_status gbi_group_messages(gb_group *group, const gb_p2p_op *ops, int count,
                              int *source_p, gb_work **work_p, gb_error *error);

@@ -131,6 +131,11 @@ const gbi_setting gbi_core_settings[] = {
      .kind = GBI_SETTING_BOOL,
      .must_agree = true,
      .help = "accept the Gloo groups that torch makes at debug level DETAIL"},
+    {.name = "GPUBRIDGE_BLOCKING_WAIT",
+     .default_value = "0",
+     .kind = GBI_SETTING_BOOL,
+     .help = "torch backend: waits for calls on GPUs block the host until the "
+             "GPU is through with them"},
     {.name = "GPUBRIDGE_WARN_AFTER",
      .default_value = "30",
      .kind = GBI_SETTING_INT,

@@ -63,6 +63,7 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   work->gpu = NULL;
   work->control = NULL;
   work->event = NULL;
+  work->ops = NULL;
 }
 
 gb_work *gbi_works_take(gbi_works *works) {
@@ -103,7 +104,7 @@ static gb_status failure_of(gb_work *work, gb_error *error) {
 
 /* Gates that were opened because the job failed let garbage through, perhaps
  * before the work is told of it: whatever it was, it is not to be used. */
-static gb_status check_sound(gb_work *work, gb_error *error) {
+gb_status gbi_work_check_sound(gb_work *work, gb_error *error) {
   GBI_TRY(failure_of(work, error));
   if (!gbi_gpu_has_failed(work->gpu)) return GB_OK;
   gb_error cause;
@@ -116,26 +117,43 @@ static gb_status check_sound(gb_work *work, gb_error *error) {
                   "it may be wrong");
 }
 
+/* Closing waits for the streams: it is done, unless they had failed. */
+static gb_status end_of_closed(gb_work *work, gb_error *error) {
+  GBI_TRY(failure_of(work, error));
+  if (!gbi_gpu_has_failed(work->gpu)) return GB_OK;
+  return gbi_fail(error, GB_ERR_ABORTED,
+                  "the job had failed when it was closed: this call's result "
+                  "may be wrong");
+}
+
 /* The thread's stream waits, the host does not. */
 static gb_status wait_on_stream(gb_work *work, gb_error *error) {
+  if (!gbi_gpu_enter(work->gpu)) return end_of_closed(work, error);
   gbi_device *device = gbi_gpu_device(work->gpu);
-  GBI_TRY(check_sound(work, error));
-  return device->ops->stream_wait(device, gbi_gpu_stream(), work->event, error);
+  gb_status status = gbi_work_check_sound(work, error);
+  if (status == GB_OK)
+    status =
+        device->ops->stream_wait(device, gbi_gpu_stream(), work->event, error);
+  gbi_gpu_leave(work->gpu);
+  return status;
 }
 
 static gb_status test_on_gpu(gb_work *work, int *done_p, gb_error *error) {
+  *done_p = 1;
+  if (!gbi_gpu_enter(work->gpu)) return end_of_closed(work, error);
   gbi_device *device = gbi_gpu_device(work->gpu);
   gb_status status = device->ops->event_query(device, work->event, error);
-  *done_p = status != GB_ERR_BUSY;
-  if (status != GB_OK && status != GB_ERR_BUSY) return status;
-  status = check_sound(work, error);
-  if (status != GB_OK) *done_p = 1;
+  bool busy = status == GB_ERR_BUSY;
+  if (status == GB_OK || busy) status = gbi_work_check_sound(work, error);
+  gbi_gpu_leave(work->gpu);
+  if (status == GB_OK) *done_p = !busy;
   return status;
 }
 
 gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
   if (!work) return gbi_fail(error, GB_ERR_ARGUMENT, "the work is NULL");
   if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  if (work->ops) return work->ops->wait(work, timeout_ms, error);
   if (work->event) return wait_on_stream(work, error);
   uint64_t deadline =
       timeout_ms ? gbi_deadline_after_ms(timeout_ms) : GBI_NEVER;
@@ -169,6 +187,7 @@ gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error) {
   if (!work || !done_p)
     return gbi_fail(error, GB_ERR_ARGUMENT, "the work or done_p is NULL");
   if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  if (work->ops) return work->ops->test(work, done_p, error);
   if (work->event) return test_on_gpu(work, done_p, error);
   pthread_mutex_lock(&work->works->lock);
   *done_p = work->done;
@@ -201,7 +220,12 @@ void gbi_work_release(gb_work *work) {
   if (!work) return;
   if (atomic_fetch_sub(&work->holds, 1) != 1) return;
   gbi_works *works = work->works;
-  if (work->event) gbi_gpu_give_event(work->gpu, work->event);
+  if (work->ops) {
+    work->ops->end(work);
+  } else if (work->event) {
+    gbi_gpu_give_event(work->gpu, work->event);
+    gbi_gpu_release(work->gpu);
+  }
   free(work->counts);
   pthread_mutex_lock(&works->lock);
   bool keep = works->spares < SPARES_MAX;

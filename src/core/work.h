@@ -29,6 +29,13 @@ void gbi_works_release(gbi_works *works);
 /* With the lock held: until somebody broadcasts, at most so long. */
 void gbi_works_wait(gbi_works *works, int most_ms);
 
+/* Of a call whose handle is more than an event: messages on a GPU. */
+typedef struct gbi_work_ops {
+  gb_status (*wait)(gb_work *work, uint64_t timeout_ms, gb_error *error);
+  gb_status (*test)(gb_work *work, int *done_p, gb_error *error);
+  void (*end)(gb_work *work); /* nobody holds it any more */
+} gbi_work_ops;
+
 struct gb_work {
   atomic_int holds; /* the caller's and the library's */
   gb_work *next;    /* in the queue */
@@ -48,10 +55,11 @@ struct gb_work {
   int *plan_users; /* while it runs */
   /* On a GPU: shape NULL in the rest. */
   gbi_gpu_turn turn;
-  gbi_gpu *gpu;                /* of the work's event */
-  struct gbi_control *control; /* likewise: knows why a job failed */
-  gbi_event event;  /* the result is in place; NULL: on the caller's stream */
-  gbi_works *works; /* held by a queued work */
+  gbi_gpu *gpu;                /* held by the work; NULL: none */
+  struct gbi_control *control; /* inside gbi_gpu_enter: why a job failed */
+  gbi_event event; /* the result is in place; NULL: on the caller's stream */
+  const gbi_work_ops *ops; /* NULL: all as said here */
+  gbi_works *works;        /* held by a queued work */
   unsigned fork_count;
   int (*hook)(void *arg);
   void *hook_arg;
@@ -63,6 +71,9 @@ gb_work *gbi_work_new(gbi_works *works, const gbi_coll *coll, const void *in,
                       void *out, double factor);
 void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
                    const void *in, void *out, double factor);
+/* Of a work on a GPU, between gbi_gpu_enter and gbi_gpu_leave: what it has
+ * failed with, or its job, whose opened gates let garbage through. */
+gb_status gbi_work_check_sound(gb_work *work, gb_error *error);
 /* The public calls of coll.h, whose contracts hold. */
 gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error);
 gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error);

@@ -233,7 +233,7 @@ gbi_cu_result cuDeviceGetUuid(struct CUuuid_st *uuid, gbi_cu_device device) {
 
 gbi_cu_result cuDeviceGetUuid_v2(struct CUuuid_st *uuid, gbi_cu_device device) {
   DEVICE(device);
-  memcpy(uuid->bytes, gpu.devices[device].uuid, sizeof uuid->bytes);
+  memcpy(uuid->bytes, gpu.devices[device].slice, sizeof uuid->bytes);
   return GBI_CU_SUCCESS;
 }
 

@@ -16,6 +16,9 @@
  *   FAKE_GPU_CHECKS    0: no poison, no clocks (for benchmarks); 1
  *   FAKE_GPU_UUID      UUID of device 0 (others count up): equal in two
  *                      processes, and they share one GPU
+ *   FAKE_GPU_MIG       UUID of the slice of device 0 that this process sees, as
+ *                      MIG has them: FAKE_GPU_UUID and the PCI address are then
+ *                      the whole card's. CUDA only
  *   FAKE_GPU_PINNED_MOST  bytes that can be pinned; 0, no bound
  *   FAKE_GPU_FAIL      "function:ordinal:code[,...]": the n-th call of a vendor
  *                      function fails with that code

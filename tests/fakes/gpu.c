@@ -88,9 +88,10 @@ static void read_settings(void) {
   set->lock = has_word(profile, "rocm-lock");
 }
 
-/* Hexadecimal digits, whatever stands between them; a "GPU-" is no digit. */
+/* Hexadecimal digits, whatever stands between them; nor are a "GPU-" or
+ * a "MIG-". */
 static void parse_uuid(const char *text, uint8_t *uuid) {
-  if (strncmp(text, "GPU-", 4) == 0) text += 4;
+  if (!strncmp(text, "GPU-", 4) || !strncmp(text, "MIG-", 4)) text += 4;
   int digits = 0;
   for (; *text && digits < 32; text++) {
     const char *found = strchr("0123456789abcdef0123456789ABCDEF", *text);
@@ -114,6 +115,11 @@ static void name_device(fake_device *device, int index) {
     device->uuid[i] = (uint8_t)carry;
     carry >>= 8;
   }
+  const char *slice = getenv("FAKE_GPU_MIG");
+  if (slice && *slice && !index)
+    parse_uuid(slice, device->slice);
+  else
+    memcpy(device->slice, device->uuid, sizeof device->slice);
   uint64_t sum = 0;
   for (int i = 0; i < 16; i++) sum = mix(sum ^ device->uuid[i]);
   device->pci_domain = (int)(sum & 0xffff);

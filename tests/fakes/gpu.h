@@ -236,7 +236,7 @@ typedef struct fake_device {
   int queues_used, high_used; /* streams made so far, for taking turns */
   fake_stream *legacy;
   size_t used;
-  uint8_t uuid[16];
+  uint8_t uuid[16], slice[16]; /* equal: not a slice */
   char pci[32];
   int pci_domain, pci_bus;
 } fake_device;

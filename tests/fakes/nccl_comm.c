@@ -31,7 +31,8 @@ fake_ring *fake_nccl_ring(const struct ncclComm *comm, int from, int to) {
 }
 
 static uint64_t gpu_hash(int device) {
-  const char *uuid = getenv("FAKE_GPU_UUID");
+  const char *uuid = getenv("FAKE_GPU_UUID"), *slice = getenv("FAKE_GPU_MIG");
+  if (slice && slice[0]) uuid = slice;
   if (!uuid || !uuid[0]) return 0;
   uint64_t hash = UINT64_C(1469598103934665603) + (uint64_t)device;
   for (; *uuid; uuid++) hash = (hash ^ (uint8_t)*uuid) * 1099511628211U;

@@ -1,7 +1,7 @@
 /* What goes wrong on GPUs ends on every rank, in time, with the cause: bad
  * memory, calls that do not match, a library that fails, a rank that is killed
  * while gates are closed, too little pinned memory, a GPU that two ranks of an
- * island would drive (S034). And what a steady call must not do: allocate, wait
+ * island would drive (S109). And what a steady call must not do: allocate, wait
  * on the host, call the vendor's runtime from the worker. In builds with fault
  * points, each thing that orders a call on the streams is left out once, and
  * the fakes' clocks must notice. */
@@ -206,6 +206,79 @@ GB_TEST(gpu_refuses, one_gpu_for_two_ranks, .ranks = 3, .vendors = "nna") {
   must_be_refused(status, GB_ERR_REFUSED, &error, "same GPU");
 }
 
+/* One GPU, two ranks, two islands of one vendor: a split test on one card works
+ * (S109), says so in its topology, and is the labels' only. */
+static void one_card(void) {
+  setenv("FAKE_GPU_UUID", "GPU-00000000-0000-0000-0000-000000000001", 1);
+  setenv("GPUBRIDGE_SPLIT_TEST", "half", 1);
+}
+
+GB_TEST(gpu_split, two_islands_on_one_gpu, .ranks = 2, .vendors = "nn") {
+  one_card();
+  gb_job *job = open_on_gpu(20000, NULL);
+  gb_job_info info = {.size = sizeof info};
+  pair p = new_pair(COUNT * 4), q = new_pair(COUNT * 4);
+  GB_CHECK(gb_job_get_info(job, &info) == GB_OK);
+  GB_CHECK(!strcmp(info.run_kind, "split-test"));
+  GB_CHECK(!strcmp(info.split_test, "half") && info.islands_count == 2);
+  GB_CHECK(!strcmp(info.detected_vendor, "nvidia") && !info.simulated);
+  GB_CHECK(!strcmp(info.vendor, gb_rank() ? "amd" : "nvidia"));
+  fill(p, (float)(gb_rank() + 1));
+  MUST(sum(job, p, COUNT, NULL, error));
+  must_hold(p, COUNT, 3);
+  gb_buffer out = {p.device, COUNT, GB_FLOAT32};
+  gb_buffer in = {q.device, COUNT, GB_FLOAT32};
+  gb_p2p_op ops[2] = {{1, out, !gb_rank(), 0}, {0, in, !gb_rank(), 0}};
+  MUST(gb_batch(gb_job_world(job), ops, 2, NULL, error));
+  must_hold(q, COUNT, 3);
+  close_on_gpu(job);
+}
+
+/* A third rank makes two of one island share it: NCCL would refuse that too,
+ * later and in other words. */
+GB_TEST(gpu_split, two_ranks_of_an_island_on_one_gpu, .ranks = 3,
+        .vendors = "nnn") {
+  gb_job *job;
+  gb_error error;
+  one_card();
+  use_fakes();
+  gb_status status = try_open_on_gpu(20000, NULL, &job, &error);
+  must_be_refused(status, GB_ERR_REFUSED, &error, "ranks 0 and 1");
+  GB_CHECK_TEXT(error.text,
+                "same GPU GPU-00000000-0000-0000-0000-000000000001");
+  GB_CHECK_TEXT(error.text, "LOCAL_RANK");
+}
+
+/* Two slices of one card, in one island: each has a UUID of its own, and they
+ * are two GPUs. */
+GB_TEST(gpu_split, two_slices_of_one_card, .ranks = 3, .vendors = "nna") {
+  char slice[64];
+  if (!is_amd()) {
+    setenv("FAKE_GPU_UUID", "GPU-00000000-0000-0000-0000-000000000001", 1);
+    snprintf(slice, sizeof slice, "MIG-00000000-0000-0000-0000-%012d",
+             gb_rank() + 2);
+    setenv("FAKE_GPU_MIG", slice, 1);
+  }
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(COUNT * 4);
+  if (!is_amd()) GB_CHECK(!strcmp(gpu->facts.uuid, slice));
+  fill(p, (float)(gb_rank() + 1));
+  MUST(sum(job, p, COUNT, NULL, error));
+  must_hold(p, COUNT, 6);
+  close_on_gpu(job);
+}
+
+GB_TEST(gpu_split, one_slice_twice, .ranks = 2, .vendors = "nn") {
+  gb_job *job;
+  gb_error error;
+  setenv("FAKE_GPU_UUID", "GPU-00000000-0000-0000-0000-000000000001", 1);
+  setenv("FAKE_GPU_MIG", "MIG-00000000-0000-0000-0000-000000000002", 1);
+  use_fakes();
+  gb_status status = try_open_on_gpu(20000, NULL, &job, &error);
+  must_be_refused(status, GB_ERR_REFUSED, &error,
+                  "same GPU MIG-00000000-0000-0000-0000-000000000002");
+}
+
 GB_TEST(gpu_refuses, no_such_device, .ranks = 2, .vendors = "na") {
   gb_job_params params = GB_JOB_PARAMS_INIT;
   gb_job *job;
@@ -331,6 +404,40 @@ GB_TEST(gpu_fails, the_library_reports_an_error, .ranks = 4,
   GB_CHECK_TEXT(error.text, "rank 3");
   MUST(gpu->ops->stream_sync(gpu, user, error));
   close_on_gpu(job);
+}
+
+/* The island's library waits for a rank that does not call it: there is no host
+ * in that call, and the watch ends it. */
+static void never_called(int who) {
+  gb_job *job = open_on_gpu(1500, NULL);
+  const int island[] = {0, 1};
+  gb_group *group = gb_job_world(job);
+  pair p = new_pair(COUNT * 4);
+  gb_error error;
+  if (gb_world() > 2 && gb_rank() < 2)
+    MUST(gb_group_open(job, island, 2, NULL, &group, error));
+  gb_buffer buffer = {p.device, COUNT, GB_FLOAT32};
+  fill(p, 1);
+  if (gb_rank() < 2) {
+    MUST(gb_all_reduce(group, &buffer, GB_SUM, NULL, error));
+    must_hold(p, COUNT, 2);
+  }
+  if (gb_rank() == who)
+    MUST(gb_all_reduce(group, &buffer, GB_SUM, NULL, error));
+  await_failure(job, &error);
+  GB_CHECK_TEXT(error.text, "did not end on the GPU");
+  GB_CHECK_TEXT(error.text, "all_reduce number 1");
+  GB_CHECK_TEXT(error.text, who ? "rank 1" : "rank 0");
+  MUST(gpu->ops->stream_sync(gpu, user, error));
+  close_on_gpu(job);
+}
+GB_TEST(gpu_fails, a_call_that_one_rank_never_makes, .ranks = 2,
+        .vendors = "nn") {
+  never_called(0);
+}
+GB_TEST(gpu_fails, likewise_in_a_group_of_an_island, .ranks = 3,
+        .vendors = "nna") {
+  never_called(1);
 }
 
 /* ---- what keeps order, left out ---- */

@@ -16,7 +16,6 @@ import threading
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def check(code):
@@ -289,14 +288,18 @@ class GpuTensor(torch.Tensor):
         raise NotImplementedError(f"{function} of a tensor of the stand-in")
 
 
-class _Factories(TorchDispatchMode):
-    """``tensor.to("cuda")`` of a tensor of the CPU."""
+_to = torch.Tensor.to
 
-    def __torch_dispatch__(self, function, types, args=(), named=None):
-        device = (named or {}).get("device")
-        if function is torch.ops.aten._to_copy.default and device.type == "cuda":
-            return GpuTensor(args[0].shape, args[0].dtype).copy_(args[0])
-        return function(*args, **(named or {}))
+
+def _moved(self, *args, **named):
+    """``tensor.to("cuda")`` of a tensor of the CPU. A method, not a dispatch mode:
+    those are not seen on autograd's threads."""
+    if args and isinstance(args[0], torch.device) and args[0].type == "cuda":
+        if isinstance(self, GpuTensor):
+            return self
+        plain = self.detach()
+        return GpuTensor(plain.shape, plain.dtype).copy_(plain)
+    return _to(self, *args, **named)
 
 
 def gpu(values, dtype=torch.float32, index=0):
@@ -329,4 +332,4 @@ def pretend(vendor, count=1):
     cuda.stream = use_stream
     cuda.synchronize = lambda device=None: driver.synchronize()
     cuda.Stream, cuda.Event = Stream, Event
-    _Factories().__enter__()
+    torch.Tensor.to = _moved

@@ -216,7 +216,6 @@ out = torch.empty(world); gather(out, gpu([float(rank)])); assert out.tolist() =
 if rank == 1:
     far = standin.GpuTensor([3], torch.float32, standin._Storage(12), index=1)
     refused(ValueError, lambda: dist.all_reduce(far), "cuda:1", "cuda:0", "LOCAL_RANK")
-    refused(NotImplementedError, lambda: dist.send(gpu([1.0]), 0), "GPU")
 part = dist.new_group([0, 2])
 if rank in (0, 2):
     x = gpu([rank + 1.0] * 9); dist.all_reduce(x, group=part); assert x.tolist() == [4.0] * 9
@@ -315,4 +314,269 @@ gpubridge.barrier()
 gpubridge.destroy()
 """,
         "na",
+    )
+
+
+def test_messages(run):
+    """send, recv, isend, irecv, batch_isend_irecv of torch.distributed on stand-in
+    tensors and on tensors of the CPU, between and inside the islands: order of
+    streams, tags the other way round, any source, both directions at once, objects
+    (S093, S094)."""
+    run(
+        COMMON
+        + EVERYTHING
+        + """
+dist.init_process_group(backend="gpubridge")
+right, left = (rank + 1) % world, (rank - 1) % world
+
+# One after the other round the ring, sync: each is ordered on the current stream.
+x = gpu([float(rank)] * 1000); got = gpu([0.0] * 1000)
+if rank % 2:
+    dist.recv(got, left); dist.send(x, right)
+else:
+    dist.send(x, right); dist.recv(got, left)
+assert set(got.tolist()) == {float(left)}
+
+# Receives first on every rank: nobody waits for anybody.
+for size in (1, 5000, 300000):
+    x = gpu([rank + 1.0] * size); got = gpu([0.0] * size)
+    r, s = dist.irecv(got, left), dist.isend(x, right)
+    s.wait()
+    x.copy_(torch.zeros(size))  # what was sent may be used again
+    r.wait()
+    assert set(got.tolist()) == {left + 1.0}
+    assert r.is_completed() and r.is_success() and r.exception() is None
+
+# Waited for on another stream; asked for and not waited for.
+side = standin.Stream()
+got = gpu([0.0] * 3000)
+r, s = dist.irecv(got, left), dist.isend(gpu([rank + 5.0] * 3000), right)
+with torch.cuda.stream(side):
+    r.wait()
+    assert set(got.tolist()) == {left + 5.0}
+got = gpu([0.0] * 300)
+r, s = dist.irecv(got, left), dist.isend(gpu([rank + 6.0] * 300), right)
+while not (r.is_completed() and s.is_completed()): pass
+assert set(got.tolist()) == {left + 6.0}
+
+# Everybody to everybody as a batch.
+def exchange(make, read):
+    outs = {p: make([rank * 10.0 + p] * 50) for p in range(world) if p != rank}
+    ins = {p: make([0.0] * 50) for p in outs}
+    ops = [dist.P2POp(dist.irecv, t, p) for p, t in ins.items()]
+    ops += [dist.P2POp(dist.isend, t, p) for p, t in outs.items()]
+    for work in dist.batch_isend_irecv(ops): work.wait()
+    assert all(set(read(t)) == {p * 10.0 + rank} for p, t in ins.items())
+exchange(gpu, lambda t: t.tolist())
+exchange(torch.tensor, lambda t: t.tolist())
+# Tensors of both kinds in one batch, and one kind to the other.
+here, away = gpu([0.0] * 8), torch.zeros(8)
+ops = [dist.P2POp(dist.irecv, here, left, tag=1), dist.P2POp(dist.irecv, away, left, tag=2),
+       dist.P2POp(dist.isend, torch.full((8,), rank + 0.5), right, tag=1),
+       dist.P2POp(dist.isend, gpu([rank + 0.25] * 8), right, tag=2)]
+for work in gpubridge.batch_isend_irecv(ops) or (): work.wait()
+assert set(here.tolist()) == {left + 0.5} and set(away.tolist()) == {left + 0.25}
+
+# Tags the other way round, and from whoever comes first.
+if rank == 0:
+    one, two = gpu([1.0] * 9), gpu([2.0] * 9)
+    works = [dist.isend(one, 1, tag=1), dist.isend(two, 1, tag=2)]
+    for work in works: work.wait()
+    seen = set()
+    for _ in range(world - 1):
+        x = gpu([0.0] * 4)
+        source = dist.recv(x, tag=7)
+        assert set(x.tolist()) == {float(source)}
+        seen.add(source)
+    assert seen == set(range(1, world)), seen
+else:
+    if rank == 1:
+        one, two = gpu([0.0] * 9), gpu([0.0] * 9)
+        dist.recv(two, 0, tag=2); dist.recv(one, 0, tag=1)
+        assert set(one.tolist()) == {1.0} and set(two.tolist()) == {2.0}
+    dist.send(gpu([float(rank)] * 4), 0, tag=7)
+
+# The CPU's, in a job on GPUs.
+got = torch.zeros(2000)
+r, s = dist.irecv(got, left), dist.isend(torch.full((2000,), float(rank)), right)
+r.wait(); s.wait()
+assert got.unique().tolist() == [float(left)]
+objects = [None]
+if rank == 0: dist.send_object_list([{"from": 0}], 1)
+if rank == 1: dist.recv_object_list(objects, 0); assert objects == [{"from": 0}]
+empty = gpu([])
+if rank == 0: dist.send(empty, 1)
+if rank == 1: dist.recv(empty, 0)
+
+# Held until it is over; in a group of its own; a receive that nobody answers does
+# not keep the job from ending.
+import gc, weakref
+x = gpu([1.0] * 50); gone = weakref.ref(x.storage_here)
+s = dist.isend(x, right, tag=3); del x; gc.collect()
+assert gone() is not None
+got = gpu([0.0] * 50); dist.recv(got, left, tag=3)
+part = dist.new_group([0, 2])
+if rank in (0, 2):
+    other = 2 - rank
+    got = gpu([0.0] * 5)
+    r = dist.irecv(got, other, group=part); dist.send(gpu([rank + 1.0] * 5), other, group=part)
+    r.wait(); assert set(got.tolist()) == {other + 1.0}
+refused(ValueError, lambda: dist.send(gpu([1.0]), rank), "rank")
+torch.cuda.synchronize()
+dist.barrier()
+dist.destroy_process_group()
+assert s.is_completed() and s.exception() is None
+""",
+        "nnaa",
+        **on_fakes("nnaa"),
+    )
+
+
+def test_waits_that_block(run):
+    """Under GPUBRIDGE_BLOCKING_WAIT the host waits until the GPU is through; with a
+    timeout it does so without the setting, and gives up in time, and the work goes
+    on. What never ends fails the job by the group's own timeout, with the call's
+    name, also where only the vendor's library takes part."""
+    run(
+        COMMON
+        + EVERYTHING
+        + """
+from datetime import timedelta
+import time
+dist.init_process_group(backend="gpubridge", timeout=timedelta(seconds=20))
+store = dist.distributed_c10d._get_default_store()
+x = gpu([rank + 1.0] * 5000)
+work = dist.all_reduce(x, async_op=True); work.wait()
+assert work.is_completed() and set(x.tolist()) == {6.0}
+work = dist.all_reduce(x, async_op=True); assert work.wait(timedelta(seconds=20)) is True
+assert work.is_completed() and set(x.tolist()) == {18.0}
+got = gpu([0.0] * 4)
+if rank == 0:
+    work = dist.irecv(got, 2)
+    begin = time.monotonic()
+    refused(TimeoutError, lambda: work.wait(timedelta(seconds=0.3)), "0.3 s", "goes on")
+    assert time.monotonic() - begin < 10 and not work.is_completed()
+    store.set("late", "")
+    work.wait(); assert set(got.tolist()) == {9.0} and work.is_completed()
+if rank == 2:
+    store.get("late"); dist.send(gpu([9.0] * 4), 0)
+dist.barrier()
+island = dist.new_group([0, 1], timeout=timedelta(seconds=1.5))
+# The first call connects, for which the library itself makes the host wait.
+if rank < 2: dist.all_reduce(gpu([1.0]), group=island)
+if rank == 0:
+    work = dist.all_reduce(gpu([1.0] * 10), group=island, async_op=True)
+    refused(RuntimeError, work.wait, "did not end on the GPU", "all_reduce", "rank 0")
+else:
+    # No call of theirs waits for it; the job has failed all the same.
+    end = time.monotonic() + 15
+    while time.monotonic() < end:
+        try:
+            dist.send(gpu([1.0]), 0, tag=99)
+        except RuntimeError as error:
+            assert "did not end on the GPU" in str(error), error
+            break
+        time.sleep(0.2)
+    else:
+        raise AssertionError("the job did not fail")
+dist.destroy_process_group()
+""",
+        "nna",
+        **on_fakes("nna", GPUBRIDGE_BLOCKING_WAIT="1"),
+    )
+
+
+def test_training_on_the_cpu_in_a_job_on_gpus(run):
+    """DistributedDataParallel and fully_shard of modules on the CPU, whose tensors
+    travel through the GPU: parameters as in one process. (With modules on a GPU
+    neither can run without a torch for one.)"""
+    run(
+        COMMON
+        + EVERYTHING
+        + """
+import copy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group(backend="gpubridge")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+alone = copy.deepcopy(model)
+data = torch.randn(world, 6, 8)
+def steps(module, batches, scale=1):
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(3):
+        sgd.zero_grad()
+        for batch in batches: (module(batch).square().mean() / scale).backward()
+        sgd.step()
+steps(alone, list(data), world)
+ddp = DistributedDataParallel(copy.deepcopy(model))
+steps(ddp, [data[rank]])
+for a, b in zip(alone.parameters(), ddp.module.parameters()):
+    torch.testing.assert_close(a, b)
+sharded = copy.deepcopy(model)
+mesh = init_device_mesh("cpu", (world,))
+for layer in (sharded[0], sharded[2]): fully_shard(layer, mesh=mesh)
+fully_shard(sharded, mesh=mesh)
+steps(sharded, [data[rank]])
+for a, b in zip(alone.parameters(), sharded.parameters()):
+    torch.testing.assert_close(a, b.full_tensor())
+dist.destroy_process_group()
+""",
+        "na",
+        **on_fakes("na"),
+    )
+
+
+def test_calls_as_fsdp_makes_them(run):
+    """all_gather_into_tensor and reduce_scatter_tensor in the order and on the
+    streams on which torch's fully_shard makes them for modules on a GPU: gathers of
+    the next layer on a stream of their own while this one's is unpacked on another,
+    scatters on a third, events between them. The fakes find what is not ordered."""
+    run(
+        COMMON
+        + EVERYTHING
+        + """
+dist.init_process_group(backend="gpubridge")
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+copy_in, gathers, scatters = standin.Stream(), standin.Stream(), standin.Stream()
+main = torch.cuda.current_stream()
+size, layers = 3000, 4
+shards = [gpu([float(rank * 10 + layer)] * size) for layer in range(layers)]
+def unshard(layer):
+    with torch.cuda.stream(copy_in):
+        copy_in.wait_stream(main)
+        out = gpu([0.0] * (size * world))
+        mine = out[rank * size : (rank + 1) * size].copy_(shards[layer])
+    gathers.wait_stream(copy_in)
+    with torch.cuda.stream(gathers):
+        work = gather(out, mine, async_op=True)
+        event = torch.cuda.Event(); event.record(gathers)
+    return out, work, event
+def use(out, work, event):
+    main.wait_event(event)
+    work.wait()
+    return out.tolist()
+for _ in range(3):
+    ahead = unshard(0)
+    for layer in range(layers):
+        now, ahead = ahead, unshard(layer + 1) if layer + 1 < layers else None
+        assert use(*now) == [float(r * 10 + layer) for r in range(world) for _ in range(size)]
+    results = []
+    for layer in reversed(range(layers)):
+        whole = gpu([float(rank + layer)] * (size * world))
+        scatters.wait_stream(main)
+        with torch.cuda.stream(scatters):
+            part = gpu([0.0] * size)
+            scatter(part, whole, op=dist.ReduceOp.AVG)
+            event = torch.cuda.Event(); event.record(scatters)
+        results.append((layer, part, event, whole))
+    for layer, part, event, _ in results:
+        main.wait_event(event)
+        assert set(part.tolist()) == {sum(r + layer for r in range(world)) / world}
+dist.destroy_process_group()
+""",
+        "nnaa",
+        **on_fakes("nnaa"),
     )
