@@ -218,6 +218,14 @@ GB_TEST(gpu_kernels, scaling_is_the_hosts, .ranks = 3, .vendors = "nna",
   same_bits(GB_COMPLEX64, AVG, 5000);
 }
 
+/* The case for a real card, too. */
+GB_TEST(gpu_kernels, scaling_of_one_and_one, .ranks = 2, .vendors = "na",
+        .timeout_ms = 60000) {
+  same_bits(GB_BFLOAT16, SCALED, 5000);
+  same_bits(GB_FLOAT16, AVG, 5000);
+  same_bits(GB_FLOAT8_E4M3FN, SUM, 5000);
+}
+
 GB_TEST(gpu_kernels, payloads_are_the_hosts, .ranks = 4, .vendors = "nnaa",
         .timeout_ms = 60000) {
   setenv("GPUBRIDGE_CHUNK_BYTES", "4096", 1);
