@@ -52,6 +52,19 @@ bool gbi_folder_reduces(const gbi_folder *folder, gb_dtype dtype,
   return folder->folds && folder->kernels && gbi_kernel_folds(dtype, redop);
 }
 
+/* No vendor's library has these. */
+static bool never_native(gb_dtype dtype, gb_redop redop) {
+  gbi_class class = gbi_dtype_class(dtype);
+  bool bitwise = redop == GB_BAND || redop == GB_BOR || redop == GB_BXOR;
+  return bitwise || class == GBI_CLASS_COMPLEX || class == GBI_CLASS_BOOL ||
+         dtype == GB_INT16 || dtype == GB_UINT16;
+}
+
+bool gbi_folder_refused(const gbi_folder *folder, gb_dtype dtype,
+                        gb_redop redop) {
+  return !folder->folds && never_native(dtype, redop);
+}
+
 gb_status gbi_folder_need(gbi_folder *folder, gb_error *error) {
   if (folder->rows) return GB_OK;
   uint64_t members = (uint64_t)folder->members;

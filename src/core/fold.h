@@ -41,6 +41,10 @@ gb_status gbi_folder_hear(gbi_folder *folder, gbi_reader *in, const char *name,
  * vendor's library. */
 bool gbi_folder_reduces(const gbi_folder *folder, gb_dtype dtype,
                         gb_redop redop);
+/* Whether ranks refuse a sum for want of kernels that this one needs none for:
+ * it is alone in its island, or the step is the bridge's. */
+bool gbi_folder_refused(const gbi_folder *folder, gb_dtype dtype,
+                        gb_redop redop);
 /* The memory that such steps need; once. */
 gb_status gbi_folder_need(gbi_folder *folder, gb_error *error);
 /* A REDUCE or an ALL_REDUCE step. */
