@@ -4,7 +4,8 @@
  *
  * A reduction in an island is a gathering by the vendor's library, piece by
  * piece into device memory of the group's own, and a fold of the rows in member
- * order, which gives the bits of a job on CPU. All members do it or none: the
+ * order, which gives the bits of a job on CPU. A long one onto all members is
+ * shared out: each folds a part. All members do it or none: the
  * ranks of a group tell each other whether they have kernels when they connect.
  *
  * Calls: as core/gpu.h, one at a time. */
