@@ -29,6 +29,9 @@ def measure(islands):
         "GPUBRIDGE_CUDA_LIB": str(FAKES / "cuda/libcuda.so.1"),
         "GPUBRIDGE_NCCL_LIB": str(FAKES / "cuda/libnccl.so.2"),
         "GPUBRIDGE_RCCL_LIB": str(FAKES / "hip/librccl.so.1"),
+        "GPUBRIDGE_NVRTC_LIB": str(FAKES / "cuda/libnvrtc.so.13"),
+        "GPUBRIDGE_HIPRTC_LIB": str(FAKES / "hip/libhiprtc.so.6"),
+        "GPUBRIDGE_CACHE_DIR": str(FAKES / "cache"),
         "FAKE_GPU_CHECKS": "0",
     }
     done = subprocess.run(

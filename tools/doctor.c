@@ -3,10 +3,14 @@
  * way (src/device), so it links these parts of the library. */
 #include "tool.h"
 
+#include "device/cache.h"
+#include "device/compiler.h"
 #include "device/device.h"
+#include "device/kernels/kernels.h"
 #include "device/library.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <sched.h>
@@ -167,6 +171,32 @@ static bool try_device(gbi_vendor vendor, int index, double *ms_p,
   return status == GB_OK;
 }
 
+/* What a job would do with this GPU's kernels. */
+static void show_kernels(gbi_vendor vendor, int index) {
+  char text[GB_ERROR_TEXT_MAX + 128];
+  gb_error error = {0};
+  gbi_device *device = NULL;
+  gbi_kernel_set *set = NULL;
+  uint64_t start = gbi_now_ns();
+  if (gbi_compiler_wanted() == GBI_KERNELS_OFF) {
+    print_line("", "no kernels of our own: GPUBRIDGE_KERNELS is off");
+    return;
+  }
+  gb_status status = gbi_device_open(vendor, index, &device, &error);
+  if (status == GB_OK) status = gbi_kernel_set_open(device, &set, &error);
+  if (status == GB_OK)
+    snprintf(text, sizeof text, "kernels of our own: ready after %.1f s",
+             (double)(gbi_now_ns() - start) / 1e9);
+  else
+    snprintf(text, sizeof text,
+             "no kernels of our own: some reductions are refused, arithmetic "
+             "is done on the host: %s",
+             error.text);
+  print_line("", text);
+  gbi_kernel_set_close(set);
+  if (device) device->ops->close(device);
+}
+
 static bool show_device(gbi_vendor vendor, int index, bool trying) {
   char label[16], text[1024];
   gbi_device_facts f;
@@ -194,6 +224,7 @@ static bool show_device(gbi_vendor vendor, int index, bool trying) {
   gbi_text_add(&out, "works: 16 MiB there and back behind flags took %.1f ms",
                ms);
   print_line("", works ? text : error.text);
+  if (works) show_kernels(vendor, index);
   return works;
 }
 
@@ -247,10 +278,26 @@ static verdict show_vendor(gbi_vendor vendor, bool trying) {
 
 /* ---- the rest ---- */
 
+static void show_cache(void) {
+  char folder[PATH_MAX], text[PATH_MAX + 128];
+  if (!gbi_cache_folder(folder, sizeof folder))
+    snprintf(text, sizeof text,
+             "no folder is known: every start compiles anew. Set "
+             "GPUBRIDGE_CACHE_DIR");
+  else
+    snprintf(text, sizeof text, "%s%s", folder,
+             gbi_cache_writable(folder)
+                 ? ""
+                 : " cannot be written: every start compiles anew. Set "
+                   "GPUBRIDGE_CACHE_DIR");
+  print_line("kernels in", text);
+}
+
 static void show_limits(void) {
   struct rlimit limit;
   char text[128];
   printf("host\n");
+  show_cache();
   if (getrlimit(RLIMIT_MEMLOCK, &limit)) return;
   if (limit.rlim_cur == RLIM_INFINITY)
     snprintf(text, sizeof text, "no limit");

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ALIGN = 256, WHY_MOST = 320 };
+enum { ALIGN = 256, WHY_MOST = 320, EXCHANGE_LEAST = 16384 };
 /* Of all rows, and of one. */
 static const uint64_t rows_most = UINT64_C(64) << 20;
 static const uint64_t row_most = UINT64_C(4) << 20;
@@ -50,6 +50,19 @@ gb_status gbi_folder_hear(gbi_folder *folder, gbi_reader *in, const char *name,
 bool gbi_folder_reduces(const gbi_folder *folder, gb_dtype dtype,
                         gb_redop redop) {
   return folder->folds && folder->kernels && gbi_kernel_folds(dtype, redop);
+}
+
+/* No vendor's library has these. */
+static bool never_native(gb_dtype dtype, gb_redop redop) {
+  gbi_class class = gbi_dtype_class(dtype);
+  bool bitwise = redop == GB_BAND || redop == GB_BOR || redop == GB_BXOR;
+  return bitwise || class == GBI_CLASS_COMPLEX || class == GBI_CLASS_BOOL ||
+         dtype == GB_INT16 || dtype == GB_UINT16;
+}
+
+bool gbi_folder_refused(const gbi_folder *folder, gb_dtype dtype,
+                        gb_redop redop) {
+  return !folder->folds && never_native(dtype, redop);
 }
 
 gb_status gbi_folder_need(gbi_folder *folder, gb_error *error) {
@@ -102,22 +115,64 @@ static gb_status fold_rows(const gbi_folder *f, gb_dtype dtype, gb_redop redop,
   return gbi_kernel_fold(f->kernels, &fold, stream, error);
 }
 
+/* Each member folds its part of the range and gives it to all: every byte
+ * travels twice, however many members there are. `part` elements a member. */
+static gb_status exchange(const gbi_folder *f, gb_dtype dtype, gb_redop redop,
+                          const uint8_t *src, uint8_t *dst, uint64_t part,
+                          gbi_stream stream, gb_error *error) {
+  uint64_t bytes = part * gb_dtype_bytes(dtype), mine = (uint64_t)f->me * bytes;
+  GBI_TRY(gbi_native_group_begin(f->native, error));
+  gb_status status = GB_OK;
+  for (int m = 0; m < f->members && status == GB_OK; m++) {
+    if (m == f->me) continue;
+    uint64_t at = (uint64_t)m * bytes;
+    status =
+        gbi_native_send(f->native, src + at, bytes, GB_UINT8, m, stream, error);
+    if (status == GB_OK)
+      status = gbi_native_recv(f->native, f->rows + at, bytes, GB_UINT8, m,
+                               stream, error);
+  }
+  gb_status ended =
+      gbi_native_group_end(f->native, status == GB_OK ? error : NULL);
+  GBI_TRY(status == GB_OK ? ended : status);
+  GBI_TRY(f->device->ops->copy(f->device, f->rows + mine, src + mine, bytes,
+                               stream, error));
+  GBI_TRY(fold_rows(f, dtype, redop, dst + mine, part, stream, error));
+  return gbi_native_all_gather(f->native, dst + mine, dst, bytes, GB_UINT8,
+                               stream, error);
+}
+
+static gb_status gather_and_fold(const gbi_folder *f, const gbi_step *step,
+                                 gb_dtype dtype, gb_redop redop,
+                                 const uint8_t *src, uint8_t *dst, uint64_t n,
+                                 gbi_stream stream, gb_error *error) {
+  uint64_t bytes = n * gb_dtype_bytes(dtype);
+  bool roots = step->verb == GBI_DO_REDUCE;
+  GBI_TRY(gather(f, step, src, bytes, stream, error));
+  if (roots && step->root != f->me) return GB_OK;
+  if (roots)
+    GBI_TRY(f->device->ops->copy(f->device, f->rows + (uint64_t)f->me * bytes,
+                                 src, bytes, stream, error));
+  return fold_rows(f, dtype, redop, dst, n, stream, error);
+}
+
 gb_status gbi_folder_run(gbi_folder *f, const gbi_step *step, gb_dtype dtype,
                          gb_redop redop, const void *src, void *dst,
                          gbi_stream stream, gb_error *error) {
-  const gbi_device_ops *ops = f->device->ops;
-  uint64_t size = gb_dtype_bytes(dtype), most = f->piece / size;
-  bool roots = step->verb == GBI_DO_REDUCE;
-  for (uint64_t at = 0; at < step->count; at += most) {
-    uint64_t n = GBI_MIN(most, step->count - at);
-    const uint8_t *from = (const uint8_t *)src + at * size;
-    GBI_TRY(gather(f, step, from, n * size, stream, error));
-    if (roots && step->root != f->me) continue;
-    if (roots)
-      GBI_TRY(ops->copy(f->device, f->rows + (uint64_t)f->me * n * size, from,
-                        n * size, stream, error));
-    GBI_TRY(fold_rows(f, dtype, redop, (uint8_t *)dst + at * size, n, stream,
-                      error));
+  uint64_t size = gb_dtype_bytes(dtype), members = (uint64_t)f->members;
+  const uint8_t *from = src;
+  uint8_t *to = dst;
+  for (uint64_t n, at = 0; at < step->count; at += n) {
+    uint64_t left = step->count - at, part = f->piece / size;
+    part = GBI_MIN(part, left / members);
+    /* Two steps are not worth it for little, nor for what is left over. */
+    bool exchanges = step->verb == GBI_DO_ALL_REDUCE && members > 2 &&
+                     part * size >= EXCHANGE_LEAST;
+    n = exchanges ? part * members : GBI_MIN(left, f->piece / size);
+    GBI_TRY(exchanges ? exchange(f, dtype, redop, from + at * size,
+                                 to + at * size, part, stream, error)
+                      : gather_and_fold(f, step, dtype, redop, from + at * size,
+                                        to + at * size, n, stream, error));
   }
   return GB_OK;
 }

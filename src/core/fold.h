@@ -4,7 +4,8 @@
  *
  * A reduction in an island is a gathering by the vendor's library, piece by
  * piece into device memory of the group's own, and a fold of the rows in member
- * order, which gives the bits of a job on CPU. All members do it or none: the
+ * order, which gives the bits of a job on CPU. A long one onto all members is
+ * shared out: each folds a part. All members do it or none: the
  * ranks of a group tell each other whether they have kernels when they connect.
  *
  * Calls: as core/gpu.h, one at a time. */
@@ -40,6 +41,10 @@ gb_status gbi_folder_hear(gbi_folder *folder, gbi_reader *in, const char *name,
 /* Whether a step of the island is this one's to do; the caller has asked the
  * vendor's library. */
 bool gbi_folder_reduces(const gbi_folder *folder, gb_dtype dtype,
+                        gb_redop redop);
+/* Whether ranks refuse a sum for want of kernels that this one needs none for:
+ * it is alone in its island, or the step is the bridge's. */
+bool gbi_folder_refused(const gbi_folder *folder, gb_dtype dtype,
                         gb_redop redop);
 /* The memory that such steps need; once. */
 gb_status gbi_folder_need(gbi_folder *folder, gb_error *error);

@@ -459,26 +459,36 @@ static bool sums_in_islands(const gbi_plan *plan) {
   return true;
 }
 
+static gb_status no_kernels(const gbi_gpu *gpu, gb_dtype dtype, gb_redop redop,
+                            gb_error *error) {
+  return gbi_fail(error, GB_ERR_UNSUPPORTED,
+                  "%s of %s cannot be reduced by the %s library of an island, "
+                  "and kernels that could are not there: %s. Give every rank a "
+                  "run-time compiler (docs/gpu.md), or use another type or "
+                  "reduction",
+                  gb_redop_name(redop), gb_dtype_name(dtype),
+                  gbi_vendor_name(gpu->ops->vendor), gpu->folder.who);
+}
+
+/* All ranks come to the same end: what one refuses, others would wait for. */
 static gb_status check_reduces(gbi_gpu *gpu, const gbi_plan *plan,
                                gb_error *error) {
   for (uint32_t i = 0; i < plan->count; i++) {
     const gbi_step *s = &plan->steps[i];
     bool sums = s->verb == GBI_DO_REDUCE || s->verb == GBI_DO_ALL_REDUCE;
-    if (s->resource != GBI_ON_ISLAND || !sums) continue;
+    bool bridged = s->resource == GBI_ON_BRIDGE;
+    if (!sums || (!bridged && s->resource != GBI_ON_ISLAND)) continue;
     gb_dtype dtype = gbi_step_dtype(plan, s);
     gb_redop redop = gbi_comm_redop(plan->coll.redop);
-    if (gbi_native_reduces(gpu->native, dtype, redop)) continue;
-    if (gbi_folder_reduces(&gpu->folder, dtype, redop)) {
-      GBI_TRY(gbi_folder_need(&gpu->folder, error));
+    if (bridged) {
+      if (gbi_folder_refused(&gpu->folder, dtype, redop))
+        return no_kernels(gpu, dtype, redop, error);
       continue;
     }
-    return gbi_fail(error, GB_ERR_UNSUPPORTED,
-                    "%s of %s cannot be reduced by the %s library of this "
-                    "island, and kernels that could are not there: %s. Give "
-                    "every rank a run-time compiler (docs/gpu.md), or use "
-                    "another type or reduction",
-                    gb_redop_name(redop), gb_dtype_name(dtype),
-                    gbi_vendor_name(gpu->ops->vendor), gpu->folder.who);
+    if (gbi_native_reduces(gpu->native, dtype, redop)) continue;
+    if (!gbi_folder_reduces(&gpu->folder, dtype, redop))
+      return no_kernels(gpu, dtype, redop, error);
+    GBI_TRY(gbi_folder_need(&gpu->folder, error));
   }
   return GB_OK;
 }

@@ -51,8 +51,11 @@ static void make_folder(const char *folder) {
 }
 
 bool gbi_cache_writable(const char *folder) {
-  make_folder(folder);
-  return access(folder, W_OK | X_OK) == 0;
+  char path[PATH_MAX];
+  snprintf(path, sizeof path, "%s", folder);
+  for (char *slash; access(path, F_OK) && (slash = strrchr(path, '/'));)
+    slash[slash == path] = 0; /* "/" is there */
+  return access(path, W_OK | X_OK) == 0;
 }
 
 static bool file_of(const gbi_cache_key *key, char *path, size_t bytes) {

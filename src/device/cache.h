@@ -28,7 +28,7 @@ typedef struct gbi_cache_key {
 
 /* The folder; false: none is known. It need not exist. */
 bool gbi_cache_folder(char *path, size_t bytes);
-/* Whether the folder, which it makes, can be written. */
+/* Whether the folder can be written, or made. */
 bool gbi_cache_writable(const char *folder);
 /* False: not there, or not to be believed. The caller frees the code. */
 bool gbi_cache_read(const gbi_cache_key *key, void **code_p, size_t *bytes_p);

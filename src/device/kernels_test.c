@@ -551,6 +551,7 @@ GB_TEST(kernels_nvidia, code_that_does_not_load) {
   char path[400], other[400];
   use_fakes(GBI_NVIDIA);
   OK(gbi_compile(GBI_NVIDIA, "sm_90", gbi_kernels_source, &code, &error));
+  gbi_code_free(&code);
   kept_file(path, sizeof path);
   /* The key of the file is not known here: a driver that refuses stands in. */
   setenv("FAKE_GPU_FAIL", "cuModuleLoadData:1:200", 1);

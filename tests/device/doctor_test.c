@@ -61,6 +61,7 @@ GB_TEST(doctor, no_gpu) {
                                       "amd HIP runtime",
                                       "RCCL",
                                       "HIPRTC",
+                                      "kernels in",
                                       "locked memory",
                                       "settings well formed",
                                       "a job can run on CPU here, on no GPU"};
@@ -69,6 +70,25 @@ GB_TEST(doctor, no_gpu) {
   GB_CHECK_INT(doctor("--need gpu"), 1);
   GB_CHECK_INT(doctor("--need nvidia"), 1);
   GB_CHECK_INT(doctor("--need amd"), 1);
+}
+
+GB_TEST(doctor, kernels) {
+  hide_all();
+  use("GPUBRIDGE_CUDA_LIB", FAKES "/cuda/libcuda.so.1");
+  setenv("GPUBRIDGE_CACHE_DIR", "/proc/none", 1);
+  (void)doctor("");
+  join();
+  GB_CHECK_TEXT(said, "no kernels of our own: some reductions are refused");
+  GB_CHECK_TEXT(said, "kernels in /proc/none");
+  use("GPUBRIDGE_NVRTC_LIB", FAKES "/cuda/libnvrtc.so.13");
+  (void)doctor("");
+  join();
+  GB_CHECK_TEXT(said, "NVRTC 13.0, " FAKES);
+  GB_CHECK_TEXT(said, "kernels of our own: ready after");
+  setenv("GPUBRIDGE_KERNELS", "off", 1);
+  (void)doctor("");
+  join();
+  GB_CHECK_TEXT(said, "GPUBRIDGE_KERNELS is off");
 }
 
 GB_TEST(doctor, says_what_was_looked_for) {

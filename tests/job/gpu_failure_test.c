@@ -168,6 +168,21 @@ GB_TEST(gpu_refuses, what_the_library_cannot_reduce, .ranks = 4,
   close_on_gpu(job);
 }
 
+/* The rank that is alone in its island would need no kernel. */
+GB_TEST(gpu_refuses, what_another_island_cannot_reduce, .ranks = 3,
+        .vendors = "naa") {
+  if (gb_rank() == 2) setenv("GPUBRIDGE_KERNELS", "off", 1);
+  gb_job *job = open_on_gpu(20000, NULL);
+  pair p = new_pair(64);
+  gb_buffer buffer = {p.device, 16, GB_INT16};
+  gb_error error;
+  gb_status status =
+      gb_all_reduce(gb_job_world(job), &buffer, GB_SUM, NULL, &error);
+  must_be_refused(status, GB_ERR_UNSUPPORTED, &error, "cannot be reduced");
+  must_be_refused(status, GB_ERR_UNSUPPORTED, &error, "rank 2 (");
+  close_on_gpu(job);
+}
+
 GB_TEST(gpu_refuses, kernels_that_are_required, .ranks = 4, .vendors = "nnaa") {
   gb_job *job;
   gb_error error;

@@ -155,12 +155,24 @@ GB_TEST(gpu_kernels, delays, .ranks = 4, .vendors = "nnaa",
 }
 
 /* Longer than a piece of the device memory that rows are gathered in. */
-GB_TEST(gpu_kernels, many_pieces, .ranks = 3, .vendors = "nna",
+GB_TEST(gpu_kernels, many_pieces, .ranks = 3, .vendors = "nnn",
         .timeout_ms = 60000) {
   gb_job *job = open_on_gpu(20000, NULL);
   world = gb_job_world(job);
-  all_reduce(GB_INT16, GB_SUM, (5 << 20) + 3);
+  all_reduce(GB_INT16, GB_SUM, (9 << 20) + 4);
   reduce(GB_UINT32, GB_BXOR, (5 << 20) + 3, 1);
+  close_on_gpu(job);
+}
+
+/* Parts are shared out among three and four: with and without a rest. */
+GB_TEST(gpu_kernels, shared_out, .ranks = 4, .vendors = "nnnn",
+        .timeout_ms = 60000) {
+  gb_job *job = open_on_gpu(20000, NULL);
+  world = gb_job_world(job);
+  all_reduce(GB_UINT16, GB_SUM, 4 * 8192);
+  all_reduce(GB_UINT16, GB_SUM, 4 * 8192 - 1);
+  all_reduce(GB_COMPLEX128, GB_SUM, 4 * 1024 + 3);
+  all_reduce(GB_INT64, GB_BXOR, 70001);
   close_on_gpu(job);
 }
 
@@ -216,6 +228,14 @@ GB_TEST(gpu_kernels, scaling_is_the_hosts, .ranks = 3, .vendors = "nna",
     for (int how = SUM; how <= SCALED; how++)
       same_bits(types[i], (scaling)how, 5000);
   same_bits(GB_COMPLEX64, AVG, 5000);
+}
+
+/* The case for a real card, too. */
+GB_TEST(gpu_kernels, scaling_of_one_and_one, .ranks = 2, .vendors = "na",
+        .timeout_ms = 60000) {
+  same_bits(GB_BFLOAT16, SCALED, 5000);
+  same_bits(GB_FLOAT16, AVG, 5000);
+  same_bits(GB_FLOAT8_E4M3FN, SUM, 5000);
 }
 
 GB_TEST(gpu_kernels, payloads_are_the_hosts, .ranks = 4, .vendors = "nnaa",

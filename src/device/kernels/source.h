@@ -119,6 +119,14 @@ GBK_INLINE gbk_f64 gbk_of_f64(gbk_u64 bits) {
 GBK_FLOAT(f32, gbk_u32, 0x7fc00000u)
 GBK_FLOAT(f64, gbk_u64, 0x7ff8000000000000ull)
 
+GBK_INLINE gbk_f32 gbk_times(gbk_f32 x, gbk_f64 by) {
+  return gbk_canonical_f32(by == 1 ? x : x * (gbk_f32)by);
+}
+
+GBK_INLINE gbk_f32 gbk_over(gbk_f32 x, gbk_f64 by) {
+  return gbk_canonical_f32(by == 1 ? x : x / (gbk_f32)by);
+}
+
 /* ---- narrow floats ---- */
 
 /* A subnormal is a whole number times a power of two, computed as such. */
@@ -185,6 +193,9 @@ GBK_FLOAT8(e4m3fn, 3, 7, 0xffu, magnitude == 0x7fu, 0x7eu, 0x7eu, 0x7fu, 1)
 GBK_FLOAT8(e5m2, 2, 15, 0x7cu, magnitude > 0x7cu, 0x7bu, 0x7cu, 0x7fu, 1)
 GBK_FLOAT8(e4m3fnuz, 3, 8, 0xffu, code == 0x80u, 0x7fu, 0x80u, 0x80u, 0)
 GBK_FLOAT8(e5m2fnuz, 2, 16, 0xffu, code == 0x80u, 0x7fu, 0x80u, 0x80u, 0)
+
+/* Of fp8 payloads. */
+enum { GBK_FP8_BLOCK = 256, GBK_FP8_BIAS = 134, GBK_FP8_RESERVED = 255 };
 
 /* ---- fold: out[i] = a[i] op b[i] op b[i + one row] ..., left to right ----
  *
@@ -253,6 +264,22 @@ GBK_FOLD(bool_or, gbk_u8, (x | y) != 0)
 GBK_FOLD(bool_and, gbk_u8, x != 0 && y != 0)
 GBK_FOLD(bool_xor, gbk_u8, (x != 0) != (y != 0))
 
+/* ---- parts of payloads ---- */
+
+/* Value i of a payload as the codec takes it: 0 behind the last. */
+GBK_INLINE gbk_f32 gbk_value(const void *values, const void *residual,
+                             gbk_u64 i, gbk_u64 count) {
+  if (i >= count) return 0;
+  gbk_f32 x = ((const gbk_f32 *)values)[i];
+  return residual ? x + ((const gbk_f32 *)residual)[i] : x;
+}
+
+/* What is lost of x; 0 where that is not finite. */
+GBK_INLINE gbk_f32 gbk_lost(gbk_f32 x, gbk_f32 sent) {
+  gbk_u32 rest = gbk_bits_f32(x - sent);
+  return gbk_of_f32((rest & 0x7fffffffu) < 0x7f800000u ? rest : 0);
+}
+
 /* ---- one array into another; out may be in where elements are equal ---- */
 
 #define GBK_MAP(name, in_type, out_type, result)                  \
@@ -274,14 +301,6 @@ GBK_FOLD(bool_xor, gbk_u8, (x != 0) != (y != 0))
 GBK_MAP_WIDE(f32)
 GBK_MAP_WIDE(f64)
 
-GBK_INLINE gbk_f32 gbk_times(gbk_f32 x, gbk_f64 by) {
-  return gbk_canonical_f32(by == 1 ? x : x * (gbk_f32)by);
-}
-
-GBK_INLINE gbk_f32 gbk_over(gbk_f32 x, gbk_f64 by) {
-  return gbk_canonical_f32(by == 1 ? x : x / (gbk_f32)by);
-}
-
 #define GBK_MAP_NARROW(name, type)                                       \
   GBK_MAP(load_##name, type, gbk_f32, gbk_times(gbk_wide_##name(x), by)) \
   GBK_MAP(store_##name, gbk_f32, type, gbk_narrow_##name(gbk_over(x, by)))
@@ -301,20 +320,6 @@ GBK_MAP(divide_bf16, gbk_u16, gbk_u16,
  *
  * encode: residual may be NULL. decode: the sum of `rows` payloads, one each
  * `stride` bytes, in their order. */
-
-/* Value i of a payload as the codec takes it: 0 behind the last. */
-GBK_INLINE gbk_f32 gbk_value(const void *values, const void *residual,
-                             gbk_u64 i, gbk_u64 count) {
-  if (i >= count) return 0;
-  gbk_f32 x = ((const gbk_f32 *)values)[i];
-  return residual ? x + ((const gbk_f32 *)residual)[i] : x;
-}
-
-/* What is lost of x; 0 where that is not finite. */
-GBK_INLINE gbk_f32 gbk_lost(gbk_f32 x, gbk_f32 sent) {
-  gbk_u32 rest = gbk_bits_f32(x - sent);
-  return gbk_of_f32((rest & 0x7fffffffu) < 0x7f800000u ? rest : 0);
-}
 
 GBK_KERNEL gbk_encode_bf16(void *payload, const void *values, void *residual,
                            gbk_u64 count) {
@@ -339,8 +344,6 @@ GBK_KERNEL gbk_decode_bf16(void *values, const void *payload, gbk_u64 count,
     ((gbk_f32 *)values)[i] = sum;
   }
 }
-
-enum { GBK_FP8_BLOCK = 256, GBK_FP8_BIAS = 134, GBK_FP8_RESERVED = 255 };
 
 /* A power of two in two steps, each a normal number. */
 typedef struct gbk_factors {
