@@ -81,11 +81,11 @@ static void finish(message *x, const gb_error *failure) {
   pthread_mutex_unlock(&work->works->lock);
   /* Of a failed one the job's failure opens the gate, once all can see why. */
   if (!failure && !op->is_send) gbi_slot_arrive(x->slot);
-  pthread_mutex_lock(&m->lock);
+  gbi_work_release(work);
+  pthread_mutex_lock(&m->lock); /* closing waits for what is pending */
   m->pending--;
   pthread_cond_broadcast(&m->changed);
   pthread_mutex_unlock(&m->lock);
-  gbi_work_release(work);
 }
 
 static void on_done(gbi_p2p_call *call) {

@@ -594,7 +594,7 @@ static void run_disordered(void) {
     gb_work_release(r);
     gb_work_release(s);
   }
-  _exit(0);
+  close_on_gpu(job);
 }
 
 #define LEFT_OUT(name_, fault_)                                              \
