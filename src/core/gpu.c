@@ -245,8 +245,10 @@ static void free_streams(gbi_gpu *gpu) {
       gpu->ops->event_free(d, gpu->halves[i].returned);
   for (int i = 0; i < RECENT; i++)
     if (gpu->recents[i].over) gpu->ops->event_free(d, gpu->recents[i].over);
+  pthread_mutex_lock(&gpu->events_lock);
   for (int i = 0; i < gpu->events_count; i++)
     gpu->ops->event_free(d, gpu->events[i]);
+  pthread_mutex_unlock(&gpu->events_lock);
 }
 
 /* True: the device is at rest. */

@@ -81,11 +81,11 @@ static void finish(message *x, const gb_error *failure) {
   pthread_mutex_unlock(&work->works->lock);
   /* Of a failed one the job's failure opens the gate, once all can see why. */
   if (!failure && !op->is_send) gbi_slot_arrive(x->slot);
-  pthread_mutex_lock(&m->lock);
+  gbi_work_release(work);
+  pthread_mutex_lock(&m->lock); /* closing waits for what is pending */
   m->pending--;
   pthread_cond_broadcast(&m->changed);
   pthread_mutex_unlock(&m->lock);
-  gbi_work_release(work);
 }
 
 static void on_done(gbi_p2p_call *call) {
@@ -115,8 +115,8 @@ static message *take_ready(gbi_gpu_p2p *m) {
   message *x = m->first;
   const gbi_gates *gates = gbi_gpu_gates(m->gpu);
   bool ready = gbi_slot_is_ready(x->slot) && gates->sound(gates->arg);
-  if (GBI_FAULT("gpu.send.gate") == GBI_FAULT_FAIL) ready = true;
-  if (!ready && !m->failed) return NULL;
+  if (!ready && !m->failed && GBI_FAULT("gpu.send.gate") != GBI_FAULT_FAIL)
+    return NULL;
   m->first = x->next;
   if (!m->first) m->last = NULL;
   return x;
@@ -456,13 +456,14 @@ static gb_status take_slots(batch *b, gb_error *error) {
 static gb_status enqueue(batch *b, gbi_stream stream, gb_error *error) {
   gbi_gpu_p2p *m = b->m;
   const gbi_device_ops *ops = m->ops;
-  bool behind = GBI_FAULT("gpu.send.begin") == GBI_FAULT_FAIL;
+  bool behind = false;
   GBI_TRY(ops->event_record(m->device, b->began, stream, error));
   for (int i = 0; i < b->count; i++) {
     message *x = &b->messages[i];
     gbi_slot *slot = x->slot;
     if (!x->op.is_send) continue;
-    if (!behind) GBI_TRY(ops->stream_wait(m->device, m->out, b->began, error));
+    if (!behind && GBI_FAULT("gpu.send.begin") != GBI_FAULT_FAIL)
+      GBI_TRY(ops->stream_wait(m->device, m->out, b->began, error));
     behind = true;
     GBI_TRY(ops->copy_out(m->device, slot->memory, x->memory, x->op.bytes,
                           m->out, error));

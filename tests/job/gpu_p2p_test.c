@@ -9,6 +9,7 @@
 #include "job/gpu.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 
 #include "fakes/fakes.h"
 
@@ -573,6 +574,7 @@ static void run_disordered(void) {
   enum { N = 300000 };
   signal(SIGABRT, ends);
   setenv("FAKE_GPU_SEED", "3", 1);
+  setenv("FAKE_GPU_DELAY_US", "3000", 1);
   gb_job *job = open_on_gpu(5000, NULL);
   world = gb_job_world(job);
   pair in = new_pair(N * 4), out = new_pair(N * 4);
@@ -594,7 +596,7 @@ static void run_disordered(void) {
     gb_work_release(r);
     gb_work_release(s);
   }
-  _exit(0);
+  close_on_gpu(job);
 }
 
 #define LEFT_OUT(name_, fault_)                                              \
@@ -604,36 +606,99 @@ static void run_disordered(void) {
   }
 LEFT_OUT(a_send_behind_the_callers_stream, "gpu.send.begin@0:fail")
 LEFT_OUT(before_the_buffer_is_used_again, "gpu.send.end@0:fail")
-LEFT_OUT(behind_the_message, "gpu.recv.gate@0:fail")
-/* The other side has the wrong numbers. */
-GB_TEST(gpu_p2p_order, the_host_behind_the_copy, .ranks = 2, .vendors = "na",
-        .expect = "?x", .fault = "gpu.send.gate@0:fail") {
-  run_disordered();
-}
-/* The receive is posted on one stream, and waited for on another. */
-GB_TEST(gpu_p2p_order, a_receive_behind_the_callers_stream, .ranks = 2,
-        .vendors = "na", .expect = "x?", .fault = "gpu.recv.begin@0:fail") {
+static gb_job *disorder(void) {
   signal(SIGABRT, ends);
   setenv("FAKE_GPU_SEED", "3", 1);
   gb_job *job = open_on_gpu(5000, NULL);
   world = gb_job_world(job);
-  streams(300000);
-  if (gb_rank() == 0) { /* the other way round */
-    pair p = new_pair(1200000);
-    gbi_stream other;
-    MUST(gpu->ops->stream_new(gpu, &other, error));
-    clear(p);
-    gb_work *work = irecv(p, 300000, 1, 0);
-    gb_use_stream(other);
-    MUST(gb_work_wait(work, 0, error));
-    MUST(gpu->ops->stream_sync(gpu, other, error));
-  } else {
-    pair p = new_pair(1200000);
-    fill(p, 300000, 1, 0, 1);
-    done(isend(p, 300000, 0, 0));
-    download(p);
-  }
+  return job;
+}
+
+static void end_with(pair p, size_t n, int message) {
+  download(p);
+  for (size_t i = 0; i < n; i++)
+    if (((float *)p.host)[i] != value_at(1, 0, message, i)) _exit(5);
   _exit(0);
+}
+
+/* The message is sent when rank 0's stream waits for it. */
+GB_TEST(gpu_p2p_order, behind_the_message, .ranks = 2, .vendors = "na",
+        .expect = "x?", .fault = "gpu.recv.gate@0:fail") {
+  (void)disorder();
+  pair p = new_pair(4000);
+  if (gb_rank() == 0) {
+    clear(p);
+    gb_work *work = irecv(p, 1000, 1, 0);
+    MUST(gb_work_wait(work, 0, error));
+    rest();
+    meet(0);
+    end_with(p, 1000, 1);
+  }
+  meet(0);
+  fill(p, 1000, 1, 0, 1);
+  done(isend(p, 1000, 0, 0));
+  download(p);
+  _exit(0);
+}
+
+/* A stream that the test holds, by a flag in pinned memory. */
+static _Atomic uint64_t *hold(void) {
+  void *host, *device;
+  MUST(gpu->ops->pinned(gpu, 4096, &host, &device, error));
+  MUST(gpu->ops->wait_flag(gpu, device, 1, user, error));
+  return host;
+}
+
+/* The copy down is behind what the test holds; a small message, which leaves at
+ * once, must be too. */
+GB_TEST(gpu_p2p_order, the_host_behind_the_copy, .ranks = 2, .vendors = "na",
+        .expect = "x?", .fault = "gpu.send.gate@1:fail") {
+  gb_job *job = disorder();
+  pair p = new_pair(4000);
+  if (gb_rank() == 0) {
+    clear(p);
+    gb_buffer b = floats(p, 1000);
+    MUST(gb_recv(world, &b, 1, 0, NULL, NULL, error));
+    end_with(p, 1000, 1);
+  }
+  clear(p);
+  rest();
+  for (size_t i = 0; i < 1000; i++) ((float *)p.host)[i] = value_at(1, 0, 1, i);
+  _Atomic uint64_t *flag = hold();
+  upload(p);
+  gb_work *work = isend(p, 1000, 0, 0);
+  nap_ms(300);
+  atomic_store_explicit(flag, 1, memory_order_release);
+  done(work);
+  close_on_gpu(job);
+}
+
+/* The receive is posted on a stream that the test holds, and waited for on
+ * another one. */
+GB_TEST(gpu_p2p_order, a_receive_behind_the_callers_stream, .ranks = 2,
+        .vendors = "na", .expect = "x?", .fault = "gpu.recv.begin@0:fail") {
+  gb_job *job = disorder();
+  pair p = new_pair(4000);
+  if (gb_rank()) {
+    fill(p, 1000, 1, 0, 1);
+    done(isend(p, 1000, 0, 0));
+    close_on_gpu(job);
+    return;
+  }
+  gbi_stream other;
+  MUST(gpu->ops->stream_new(gpu, &other, error));
+  rest();
+  memset(p.host, 0, p.bytes);
+  _Atomic uint64_t *flag = hold();
+  upload(p);
+  gb_work *work = irecv(p, 1000, 1, 0);
+  gb_use_stream(other);
+  MUST(gb_work_wait(work, 0, error));
+  nap_ms(300);
+  atomic_store_explicit(flag, 1, memory_order_release);
+  MUST(gpu->ops->stream_sync(gpu, other, error));
+  rest();
+  end_with(p, 1000, 1);
 }
 /* Nothing is left out: such messages are right. */
 GB_TEST(gpu_p2p_order, all_there, .ranks = 2, .vendors = "na") {

@@ -11,9 +11,12 @@ futures with devices, the caching allocator and autograd have run nowhere.
 """
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 
 FAKES = Path(os.environ.get("GPUBRIDGE_TEST_FAKES", ROOT / "build/lib/fakes"))
@@ -580,3 +583,21 @@ dist.destroy_process_group()
         "nnaa",
         **on_fakes("nnaa"),
     )
+
+
+def test_checks_for_real_cards():
+    """The torch half of `make test-gpu` skips with its reason where there is no GPU,
+    and its checks run, on the CPU."""
+    checks = [sys.executable, str(ROOT / "tests/gpu/checks.py")]
+    if not torch.cuda.is_available():
+        done = subprocess.run(checks, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "SKIP the torch backend on a GPU: torch" in done.stdout, done.stdout
+        assert done.stdout.splitlines()[-1].startswith("0 passed, 0 failed, ")
+    done = subprocess.run(
+        [*checks, "--place", "cpu", "messages", "mismatch"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "2 passed, 0 failed, 0 skipped" in done.stdout, done.stdout + done.stderr
