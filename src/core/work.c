@@ -62,6 +62,7 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   memset(&work->turn, 0, sizeof work->turn);
   work->gpu = NULL;
   work->control = NULL;
+  work->captured = work->replay = false;
   work->event = NULL;
 }
 
@@ -169,6 +170,10 @@ gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error) {
   if (!work || !done_p)
     return gbi_fail(error, GB_ERR_ARGUMENT, "the work or done_p is NULL");
   if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  if (work->captured) {
+    *done_p = 1;
+    return GB_OK;
+  }
   if (work->event) return test_on_gpu(work, done_p, error);
   pthread_mutex_lock(&work->works->lock);
   *done_p = work->done;

@@ -50,6 +50,8 @@ struct gb_work {
   gbi_gpu_turn turn;
   gbi_gpu *gpu;                /* of the work's event */
   struct gbi_control *control; /* likewise: knows why a job failed */
+  bool captured;               /* into a graph: it is no more than nodes */
+  bool replay;                 /* of a graph: core/capture.h's */
   gbi_event event;  /* the result is in place; NULL: on the caller's stream */
   gbi_works *works; /* held by a queued work */
   unsigned fork_count;

@@ -245,7 +245,7 @@ typedef struct fake_settings {
   int devices, queues, delay_us;
   uint64_t seed;
   size_t pinned_most;
-  bool checks, lazy, blocking, alloc_sync, ring, lock;
+  bool checks, lazy, blocking, alloc_sync, ring, lock, graph_memops;
 } fake_settings;
 
 /* Who gives up opens every gate at once, by a value that no gate waits for:

@@ -223,7 +223,7 @@ fake_result fake_capture_state(int device, void *handle, int *state_p,
 }
 
 static bool runs_at_once(const fake_op *op) {
-  return fake_here.eager_memops &&
+  return fake_here.eager_memops && !gpu.set.graph_memops &&
          (op->kind == FAKE_WAIT_VALUE || op->kind == FAKE_WRITE_VALUE);
 }
 

@@ -486,15 +486,20 @@ static ncclResult_t enqueue(fake_plan *plan) {
   fake_range *ranges = malloc(2 * (size_t)plan->count * sizeof *ranges);
   if (!ranges) return ncclSystemError;
   int ranges_count = ranges_of(plan, ranges);
-  plan->ticket = comm->tickets++;
-  atomic_fetch_add(&comm->running, 1);
+  plan->kept = fake_nccl_captures(plan->stream);
+  if (!plan->kept) {
+    plan->ticket = comm->tickets++;
+    atomic_fetch_add(&comm->running, 1);
+  }
   int error = fake_nccl_enqueue(plan, name_of(plan), ranges, ranges_count,
                                 fake_nccl_run);
   free(ranges);
   if (error == 0) return ncclSuccess;
-  comm->tickets--;
-  atomic_fetch_sub(&comm->running, 1);
-  free(plan);
+  if (!plan->kept) {
+    comm->tickets--;
+    atomic_fetch_sub(&comm->running, 1);
+    free(plan);
+  }
   return refuse(ncclUnhandledCudaError, "the kernel could not be launched");
 }
 

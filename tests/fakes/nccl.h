@@ -106,6 +106,7 @@ typedef struct fake_call {
 typedef struct fake_plan {
   struct ncclComm *comm;
   uint64_t ticket;
+  int kept;  /* of a graph: has no ticket, and runs more than once */
   int fails; /* ncclResult_t, 0 */
   void *stream;
   int count;
@@ -153,6 +154,7 @@ void fake_nccl_say(const char *format, ...)
 int fake_nccl_enqueue(fake_plan *plan, const char *what,
                       const fake_range *ranges, int ranges_count,
                       void (*run)(void *arg));
+int fake_nccl_captures(void *stream);
 void *fake_nccl_open(const void *memory);
 int fake_nccl_device(void);
 int fake_nccl_memory(void **memory_p, size_t bytes);

@@ -175,6 +175,7 @@ static gb_status look(int index, gbi_device_facts *facts, gb_error *error) {
   facts->flags =
       api.cuStreamWaitValue64_v2 && api.cuStreamWriteValue64_v2 &&
       attribute(device, GBI_CU_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+  facts->captures_flags = facts->flags;
   return GB_OK;
 }
 
@@ -452,6 +453,41 @@ static void own_thread(gbi_device *device) {
   (void)api.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+static void swap_capture_mode(gbi_device *device, unsigned int *mode) {
+  (void)device;
+  (void)api.cuThreadExchangeStreamCaptureMode(mode);
+}
+
+static gbi_cu_result tie_to_graph(gbi_cu_stream stream, void (*gone)(void *arg),
+                                  void *arg) {
+  unsigned int state = GBI_CU_CAPTURE_STATUS_NONE;
+  struct CUgraph_st *graph = NULL;
+  struct CUuserObject_st *object = NULL;
+  gbi_cu_result result = api.cuStreamGetCaptureInfo_v3(
+      stream, &state, NULL, &graph, NULL, NULL, NULL);
+  if (!result && !graph) result = GBI_CU_ERROR_INVALID_VALUE;
+  if (!result)
+    result = api.cuUserObjectCreate(&object, arg, gone, 1,
+                                    GBI_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (!result)
+    result = api.cuGraphRetainUserObject(graph, object, 1,
+                                         GBI_CU_GRAPH_USER_OBJECT_MOVE);
+  return result;
+}
+
+static gb_status at_end_of_graph(gbi_device *device, gbi_stream stream,
+                                 void (*gone)(void *arg), void *arg,
+                                 gb_error *error) {
+  if (!api.cuStreamGetCaptureInfo_v3 || !api.cuUserObjectCreate ||
+      !api.cuGraphRetainUserObject)
+    return gbi_fail(error, GB_ERR_UNSUPPORTED,
+                    "this CUDA driver does not tell when a graph ends: needed "
+                    "is one of CUDA 12.3, 545 or later");
+  GBI_TRY(enter(of(device), error));
+  gbi_cu_result result = tie_to_graph(stream, gone, arg);
+  return leave(of(device), result, "keep memory with a graph", error);
+}
+
 static void close_device(gbi_device *device) {
   if (!device) return;
   (void)api.cuDevicePrimaryCtxRelease_v2(of(device)->device);
@@ -485,6 +521,8 @@ static const gbi_device_ops ops = {
     .set_flag = set_flag,
     .memory_facts = memory_facts,
     .own_thread = own_thread,
+    .swap_capture_mode = swap_capture_mode,
+    .at_end_of_graph = at_end_of_graph,
 };
 
 static gb_status open_device(int index, gbi_device **device_p,
