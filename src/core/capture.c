@@ -323,6 +323,7 @@ static gb_status capture(captured *c, const gbi_policy_ops *policy,
     tie(c, stream);
   }
   *begun_p = true;
+  gbi_gpu_captured(gpu);
   return enqueue(c, in, out, factor, stream, error);
 }
 

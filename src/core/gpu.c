@@ -88,6 +88,9 @@ void *gbi_gpu_barrier(const gbi_gpu *gpu) {
 gbi_device *gbi_gpu_device(const gbi_gpu *gpu) {
   return gpu->device;
 }
+void gbi_gpu_captured(gbi_gpu *gpu) {
+  if (gpu->native) gbi_native_captured(gpu->native);
+}
 gbi_captures *gbi_gpu_captures(const gbi_gpu *gpu) {
   return gpu->captures;
 }

@@ -78,6 +78,8 @@ gb_status gbi_gpu_run(const gbi_gpu_issue *c, const gbi_stage_op *op);
 gb_status gbi_gpu_shape_make(gbi_gpu *gpu, const gbi_policy_ops *policy,
                              const gbi_policy_env *env, const gbi_coll *coll,
                              gbi_gpu_shape *shape, gb_error *error);
+/* The library's communicator has kernels in a graph, or may have. */
+void gbi_gpu_captured(gbi_gpu *gpu);
 void gbi_gpu_shape_free(gbi_gpu *gpu, gbi_gpu_shape *shape);
 /* ARGUMENT where a call's memory is not this GPU's; NULL is. */
 gb_status gbi_gpu_check_memory(gbi_gpu *gpu, const void *memory,

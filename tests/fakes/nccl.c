@@ -164,6 +164,11 @@ static void wait_for_kernels(ncclComm_t comm) {
   while (atomic_load(&comm->running)) nap();
 }
 
+/* The real one polls for the end of what graphs hold too. */
+static void wait_for_graphs(ncclComm_t comm) {
+  while (atomic_load(&comm->graphs)) nap();
+}
+
 static void free_comm(ncclComm_t comm, int state) {
   fake_nccl_leave(comm, state);
   pthread_mutex_destroy(&comm->job_lock);
@@ -302,6 +307,7 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm) {
   if (!is_comm(comm)) return ncclInvalidArgument;
   join_job(comm);
   wait_for_kernels(comm);
+  wait_for_graphs(comm);
   free_comm(comm, atomic_load(&comm->failed) ? FAKE_GONE : FAKE_LEFT);
   return ncclSuccess;
 }
@@ -313,6 +319,7 @@ ncclResult_t pncclCommAbort(ncclComm_t comm) {
   atomic_store(&comm->abort, true);
   join_job(comm);
   wait_for_kernels(comm);
+  wait_for_graphs(comm);
   free_comm(comm, FAKE_GONE);
   return ncclSuccess;
 }

@@ -129,6 +129,7 @@ struct ncclComm {
   _Atomic bool finalized;
   _Atomic bool unlinked;
   _Atomic int running;     /* kernels enqueued and not done */
+  _Atomic int graphs;      /* kernels that graphs hold, and their replays */
   uint64_t tickets;        /* launched */
   _Atomic uint64_t ticket; /* whose turn it is */
   uint64_t chunks;         /* of collectives so far; only in kernels */

@@ -54,7 +54,15 @@ static void *copy_plan(const void *arg) {
   size_t bytes = sizeof *plan + sizeof plan->calls[0] * (size_t)plan->count;
   void *copy = malloc(bytes);
   if (!copy) abort();
+  atomic_fetch_add(&plan->comm->graphs, 1);
   return memcpy(copy, plan, bytes);
+}
+
+static void drop_plan(void *arg) {
+  fake_plan *plan = arg;
+  struct ncclComm *comm = plan->comm;
+  free(plan);
+  atomic_fetch_sub(&comm->graphs, 1);
 }
 
 int fake_nccl_enqueue(fake_plan *plan, const char *what,
@@ -64,7 +72,8 @@ int fake_nccl_enqueue(fake_plan *plan, const char *what,
   gpu.called_from(plan->calls[0].site);
   if (!plan->kept)
     return gpu.enqueue(plan->stream, what, ranges, ranges_count, run, plan);
-  fake_kept kept = {run, copy_plan, free};
+  fake_kept kept = {run, copy_plan, drop_plan};
+  atomic_fetch_add(&plan->comm->graphs, 1);
   return gpu.enqueue_kept(plan->stream, what, ranges, ranges_count, &kept,
                           plan);
 }
