@@ -2,6 +2,7 @@
  * library may bring a runtime of its own; streams and events are the same in
  * both. The device's primary context, torch's own, is pushed for each call and
  * popped after it. */
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "device/cuda/cuda_abi.h"
@@ -222,7 +223,9 @@ static gb_status stream_new(gbi_device *device, gbi_stream *stream_p,
   gbi_cu_stream stream = NULL;
   GBI_TRY(enter(of(device), error));
   gbi_cu_result result =
-      api.cuStreamCreate(&stream, GBI_CU_STREAM_NON_BLOCKING);
+      api.cuStreamCreate(&stream, GBI_FAULT("gpu.blocking") == GBI_FAULT_FAIL
+                                      ? 0
+                                      : GBI_CU_STREAM_NON_BLOCKING);
   GBI_TRY(leave(of(device), result, "make a stream", error));
   *stream_p = stream;
   return GB_OK;

@@ -13,6 +13,7 @@
  * - While a stream captures, a wait for a flag is not captured before ROCm 7.3,
  *   but run at once: whoever uses wait_flag asks stream_captures first. */
 #include "base/config.h"
+#include "base/fault.h"
 #include "base/memory.h"
 #include "base/log.h"
 #include "device/hip/hip_abi.h"
@@ -268,6 +269,8 @@ static const char pinned_way_out[] =
 
 static gbi_hip_result make_stream(gbi_hip_stream *stream_p) {
   int least = 0, greatest = 0;
+  if (GBI_FAULT("gpu.blocking") == GBI_FAULT_FAIL)
+    return api.hipStreamCreateWithFlags(stream_p, 0);
   if (api.hipDeviceGetStreamPriorityRange && api.hipStreamCreateWithPriority &&
       worked(api.hipDeviceGetStreamPriorityRange(&least, &greatest)) &&
       worked(api.hipStreamCreateWithPriority(
