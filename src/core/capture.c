@@ -143,9 +143,10 @@ void gbi_captures_close(gbi_captures *all) {
       free_captured(c);
       continue;
     }
-    /* A replay would still write there. */
+    /* A replay would still write to its pinned memory. */
     kept++;
     bytes += c->bytes;
+    gbi_gpu_shape_free(all->gpu, &c->shape);
     drop(c);
   }
   if (kept)

@@ -346,9 +346,14 @@ static void ends(int signal) {
   _exit(3);
 }
 
-static void replay_often(void) {
+/* A GPU that is slow, or a worker that is: it looks less often after a time
+ * without calls. */
+static void replay_often(bool slow_gpu) {
   signal(SIGABRT, ends);
-  setenv("FAKE_GPU_SEED", "5", 1);
+  if (slow_gpu) {
+    setenv("FAKE_GPU_SEED", "5", 1);
+    setenv("FAKE_GPU_DELAY_US", "2000", 1);
+  }
   gb_job *job = open_for_graphs(3000, NULL);
   pair p = new_pair(COUNT * 4);
   gb_error error = {.text = ""};
@@ -357,6 +362,7 @@ static void replay_often(void) {
   void *graph = end_capture();
   for (int i = 0; i < 20; i++) {
     fill(p, (float)(i + gb_rank()));
+    if (!slow_gpu) nap_ms(20);
     replay(graph);
     download(p);
     if (gb_group_check(gb_job_world(job), &error) != GB_OK) _exit(4);
@@ -366,19 +372,22 @@ static void replay_often(void) {
   }
   _exit(0);
 }
-#define LEFT_OUT(name_, fault_)                                           \
+#define LEFT_OUT(name_, slow_gpu_, fault_)                                \
   GB_TEST(gpu_replay, name_, .ranks = 2, .vendors = "na", .expect = "x?", \
           .fault = fault_) {                                              \
-    replay_often();                                                       \
+    replay_often(slow_gpu_);                                              \
   }
 #define EACH(place)                                                          \
   place "@0:nth=1:fail," place "@0:nth=2:fail," place "@0:nth=3:fail," place \
         "@0:nth=4:fail," place "@0:nth=5:fail"
 /* The step of the replay before is run at once, on data that are not there. */
-LEFT_OUT(ready_is_not_taken_back, "capture.ready@0:fail")
+LEFT_OUT(ready_is_not_taken_back, true, "capture.ready@0:fail")
 /* Copies come up that have not arrived. */
-LEFT_OUT(nobody_waits_for_go, "capture.go@0:fail")
-LEFT_OUT(go_is_not_taken_back, EACH("capture.back"))
+LEFT_OUT(nobody_waits_for_go, false, "capture.go@0:fail")
+LEFT_OUT(go_is_not_taken_back, false, EACH("capture.back"))
 GB_TEST(gpu_replay, all_there, .ranks = 2, .vendors = "na") {
-  replay_often();
+  replay_often(true);
+}
+GB_TEST(gpu_replay, all_there_at_leisure, .ranks = 2, .vendors = "na") {
+  replay_often(false);
 }
