@@ -991,53 +991,63 @@ static bool is_refusal(gb_status status) {
          status == GB_ERR_BUSY;
 }
 
+/* The handle of a captured call: done, and an edge to wait behind. */
+static gb_status new_captured(gb_group *g, const gbi_coll *coll, const void *in,
+                              void *out, gb_work **work_p, gb_error *error) {
+  gb_work *work = gbi_work_new(g->works, coll, in, out, 1);
+  if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
+  gbi_work_release(work); /* the library's hold */
+  gb_status status = gbi_gpu_take_event(g->p.gpu, &work->event, error);
+  if (status != GB_OK) {
+    work->event = NULL;
+    gbi_work_release(work);
+    return status;
+  }
+  work->gpu = g->p.gpu;
+  work->control = g->p.control;
+  work->captured = work->done = true;
+  *work_p = work;
+  return GB_OK;
+}
+
+/* Whoever may serve its replays is there before the first. */
+static gb_status prepare_replays(gb_group *g, gb_error *error) {
+  pthread_mutex_lock(&g->works->lock);
+  gb_status status = refusal(g, error);
+  if (status == GB_OK) status = need_worker(g, error);
+  pthread_mutex_unlock(&g->works->lock);
+  return status;
+}
+
 /* A call whose caller's stream captures: nodes, and nothing runs now. */
 static gb_status call_captured(gb_group *g, const gbi_coll *coll,
                                const void *in, void *out, double factor,
                                gb_work **work_p, gb_error *error) {
-  gbi_gpu *gpu = g->p.gpu;
+  gbi_device *device = gbi_gpu_device(g->p.gpu);
+  gbi_stream stream = gbi_gpu_stream();
   gbi_policy_env env = env_of(g);
-  gbi_event done = NULL;
   gb_work *work = NULL;
   bool hosted, begun;
   gb_error why;
-  pthread_mutex_lock(&g->works->lock);
-  gb_status status = refusal(g, error);
-  /* It must be there before the first replay. */
-  if (status == GB_OK) status = need_worker(g, error);
-  pthread_mutex_unlock(&g->works->lock);
-  if (status != GB_OK) return status;
-  if (work_p) {
-    work = gbi_work_new(g->works, coll, in, out, factor);
-    if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
-    status = gbi_gpu_take_event(gpu, &done, error);
-    if (status == GB_OK) {
-      work->gpu = gpu;
-      work->control = g->p.control;
-      work->event = done;
-      work->captured = work->done = true;
-    }
-    gbi_work_release(work); /* the library's hold */
+  GBI_TRY(prepare_replays(g, error));
+  if (work_p) GBI_TRY(new_captured(g, coll, in, out, &work, error));
+  gb_status status =
+      gbi_capture_call(g->p.gpu, g->p.policy, &env, coll, in, out, factor,
+                       stream, g->works, &hosted, &begun, &why);
+  if (status == GB_OK && work)
+    status = device->ops->event_record(device, work->event, stream, &why);
+  if (hosted) { /* the worker begins to look for replays */
+    pthread_mutex_lock(&g->works->lock);
+    pthread_cond_broadcast(&g->works->changed);
+    pthread_mutex_unlock(&g->works->lock);
   }
   if (status == GB_OK) {
-    gbi_stream stream = gbi_gpu_stream();
-    const gbi_device_ops *ops = gbi_gpu_device(gpu)->ops;
-    status = gbi_capture_call(gpu, g->p.policy, &env, coll, in, out, factor,
-                              stream, g->works, &hosted, &begun, &why);
-    if (status == GB_OK && done)
-      status = ops->event_record(gbi_gpu_device(gpu), done, stream, &why);
-    if (status != GB_OK && error) *error = why;
-    if (status != GB_OK && begun) give_up(g, &why, error);
-    if (hosted) {
-      pthread_mutex_lock(&g->works->lock);
-      pthread_cond_broadcast(&g->works->changed);
-      pthread_mutex_unlock(&g->works->lock);
-    }
+    if (work_p) *work_p = work;
+    return GB_OK;
   }
-  if (status == GB_OK && work_p)
-    *work_p = work;
-  else
-    gbi_work_release(work);
+  if (error) *error = why;
+  if (begun) give_up(g, &why, error);
+  gbi_work_release(work);
   return status;
 }
 

@@ -1,6 +1,7 @@
 #include "core/work.h"
 
 #include "base/memory.h"
+#include "core/capture.h"
 #include "core/group.h"
 
 #include <stdlib.h>
@@ -117,10 +118,24 @@ static gb_status check_sound(gb_work *work, gb_error *error) {
                   "it may be wrong");
 }
 
+/* An edge between a capture and what is outside of it would break it. */
+static gb_status check_side(const gb_work *work, gb_error *error) {
+  bool captures;
+  GBI_TRY(gbi_capture_wanted(work->gpu, gbi_gpu_stream(), &captures, error));
+  if (captures == work->captured) return GB_OK;
+  return gbi_fail(error, GB_ERR_STATE,
+                  captures ? "the calling thread's stream captures, and this "
+                             "call was made outside of the capture: wait for "
+                             "it before the capture begins"
+                           : "this call was captured into a graph: order what "
+                             "follows behind the graph's replays");
+}
+
 /* The thread's stream waits, the host does not. */
 static gb_status wait_on_stream(gb_work *work, gb_error *error) {
   gbi_device *device = gbi_gpu_device(work->gpu);
   GBI_TRY(check_sound(work, error));
+  GBI_TRY(check_side(work, error));
   return device->ops->stream_wait(device, gbi_gpu_stream(), work->event, error);
 }
 

@@ -250,6 +250,12 @@ fake_result fake_capture_take_locked(fake_stream *stream, fake_op *op,
     fake_op_free_locked(op);
     return result;
   }
+  if (op->kind == FAKE_WAIT_EVENT && op->mark->capture != capture) {
+    /* What was recorded outside cannot be an edge of a graph. */
+    fake_capture_break_locked(capture);
+    fake_op_free_locked(op);
+    return FAKE_CAPTURE_ISOLATION;
+  }
   if (op->kind == FAKE_RECORD) op->mark->capture = capture;
   if (op->kind == FAKE_RECORD || op->kind == FAKE_WAIT_EVENT) {
     fake_op_free_locked(op); /* the order of the list says as much */

@@ -53,6 +53,8 @@ static const struct {
      "operation not permitted when stream is capturing"},
     {901, "hipErrorStreamCaptureInvalidated",
      "operation failed due to a previous error during capture"},
+    {905, "hipErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
     {906, "hipErrorStreamCaptureImplicit",
      "operation would make the legacy stream depend on a capturing one"},
     {907, "hipErrorCapturedEvent",

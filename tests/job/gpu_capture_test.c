@@ -172,15 +172,25 @@ GB_TEST(gpu_capture, little_pinned_memory, .ranks = 2, .vendors = "na") {
 GB_TEST(gpu_capture, with_a_handle, .ranks = 2, .vendors = "na") {
   gb_job *job = open_for_graphs(20000, NULL);
   pair p = new_pair(COUNT * 4);
-  gb_work *work = NULL;
+  gb_work *work = NULL, *before = NULL;
+  gb_error error;
   int done = 0;
+  fill(p, 0);
+  MUST(sum(job, p, COUNT, &before, error));
   begin_capture();
+  /* Not of this side, and told so without breaking the capture. */
+  gb_status status = gb_work_wait(before, 0, &error);
+  must_be_refused(status, GB_ERR_STATE, &error, "outside of the capture");
   MUST(sum(job, p, COUNT, &work, error));
   MUST(gb_work_test(work, &done, error));
   GB_CHECK_INT(done, 1);
   MUST(gb_work_wait(work, 0, error));
-  gb_work_release(work);
   void *graph = end_capture();
+  status = gb_work_wait(work, 0, &error);
+  must_be_refused(status, GB_ERR_STATE, &error, "captured into a graph");
+  MUST(gb_work_wait(before, 0, error));
+  gb_work_release(work);
+  gb_work_release(before);
   fill(p, (float)gb_rank());
   replay(graph);
   must_hold(p, COUNT, sum_of(0), 2);
