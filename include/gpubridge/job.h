@@ -102,7 +102,9 @@ GB_API void gb_job_abort(gb_job *job, const char *reason);
 GB_API gb_status gb_job_serve(gb_job *job, gb_error *error) GB_MUST_CHECK;
 
 /* The stream (a CUstream or hipStream_t; NULL: the legacy default one) that
- * this thread's next calls on GPUs are ordered on. */
+ * this thread's next calls on GPUs are ordered on. While it captures, they go
+ * into its graph and run at each replay (docs/gpu-engine.md, Graphs), or are
+ * UNSUPPORTED where the runtime cannot capture them. */
 GB_API void gb_use_stream(void *stream);
 
 /* The group of all ranks; owned by the job. */

@@ -82,8 +82,16 @@ typedef enum gbi_op {
   GBI_OP_COUNT
 } gbi_op;
 
+/* A call that was captured into a graph has no number among its group's calls:
+ * its own number, from 0 on, and the replay's, from 1 on, stand for it. */
+#define GBI_SEQ_CAPTURED (UINT64_C(1) << 63)
+#define GBI_SEQ_CAPTURES_MAX (UINT64_C(1) << 20)
+static inline uint64_t gbi_seq_captured(uint64_t number, uint64_t replay) {
+  return GBI_SEQ_CAPTURED | (replay << 20 & ~GBI_SEQ_CAPTURED) | number;
+}
+
 typedef struct gbi_call {
-  uint64_t seq;   /* the group's sequence number */
+  uint64_t seq;   /* the group's sequence number, or gbi_seq_captured */
   uint64_t count; /* elements of the call's larger buffer; gather, scatter: of
                      one row; all_to_all: 0 */
   int32_t root;   /* group rank, -1 when the op has none; the v ops: 31 bits

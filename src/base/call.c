@@ -23,8 +23,9 @@ const char *gb_dtype_name(gb_dtype dtype) {
 }
 
 const char *gb_redop_name(gb_redop op) {
-  static const char *const names[] = {"sum",  "avg", "max",  "min", "product",
-                                      "band", "bor", "bxor", "premul_sum"};
+  static const char *const names[] = {"sum", "avg",     "max",
+                                      "min", "product", "band",
+                                      "bor", "bxor",    "premul_sum"};
   size_t index = (size_t)(unsigned)op;
   return index < GBI_COUNT(names) ? names[index] : "unknown";
 }
@@ -113,7 +114,14 @@ static bool has_lengths(const gbi_call *call) {
 void gbi_call_text(const gbi_call *call, char *buffer, size_t bytes) {
   gbi_text text;
   gbi_text_init(&text, buffer, bytes);
-  gbi_text_add(&text, "%s number %" PRIu64, gbi_op_name(call->op), call->seq);
+  gbi_text_add(&text, "%s number ", gbi_op_name(call->op));
+  if (call->seq & GBI_SEQ_CAPTURED)
+    gbi_text_add(&text,
+                 "%" PRIu64 " of the captured calls, replay %" PRIu64 ",",
+                 call->seq % GBI_SEQ_CAPTURES_MAX,
+                 (call->seq & ~GBI_SEQ_CAPTURED) / GBI_SEQ_CAPTURES_MAX);
+  else
+    gbi_text_add(&text, "%" PRIu64, call->seq);
   if (call->op == GBI_OP_BARRIER) return;
   gbi_text_add(&text, " of ");
   if (call->op != GBI_OP_ALL_TO_ALL)

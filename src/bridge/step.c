@@ -187,12 +187,14 @@ static void *at(const void *base, range r) {
   return r.bytes ? (uint8_t *)base + r.begin : NULL;
 }
 
-/* seq 24 bits, step 20, flow 2, piece 18: no two messages that are under way
- * at a time have the same. */
+/* seq 24 bits, of which the last tells calls of graphs from others, step 20,
+ * flow 2, piece 18: no two messages that are under way at a time have the
+ * same. */
 static uint64_t tag_of(const gbi_comm_step *step, uint64_t flow,
                        uint32_t piece) {
-  return step->call.seq << 40 | ((uint64_t)step->step & 0xfffff) << 20 |
-         flow << 18 | (piece & 0x3ffff);
+  uint64_t seq = step->call.seq << 1 | step->call.seq >> 63;
+  return seq << 40 | ((uint64_t)step->step & 0xfffff) << 20 | flow << 18 |
+         (piece & 0x3ffff);
 }
 
 static void init_xfer(gbi_xfer *xfer, const gbi_comm_step *step, uint64_t flow,

@@ -87,6 +87,10 @@ gb_status gbi_native_check(gbi_native *native, gb_error *error);
  * launched, also for those that have not begun: a gate in front of them must be
  * open, or be opened by somebody else. */
 void gbi_native_abort(gbi_native *native);
+/* A graph has captured calls of it. The library then ends the communicator only
+ * when every graph is gone, and makes who aborts or destroys it wait for that:
+ * abort and close leave it to a thread of their own. */
+void gbi_native_captured(gbi_native *native);
 /* Finalizes what was not aborted, for `deadline_ns` at most, then aborts. */
 void gbi_native_close(gbi_native *native, uint64_t deadline_ns);
 

@@ -118,9 +118,8 @@ static gb_status check_mode(const gbi_record *records, int world,
 /* Every setting that any rank knows; names of rank 0 first. */
 static gb_status check_settings(const gbi_record *records, int world,
                                 bool of_policy, gb_error *error) {
-  static const char *const policys[] = {"GPUBRIDGE_CHUNK_BYTES",
-                                        "GPUBRIDGE_SHARD_LINKS",
-                                        GBI_POLICY_SETTINGS};
+  static const char *const policys[] = {
+      "GPUBRIDGE_CHUNK_BYTES", "GPUBRIDGE_SHARD_LINKS", GBI_POLICY_SETTINGS};
   for (int r = 0; r < world; r++) {
     for (int i = 0; i < records[r].settings_count; i++) {
       const char *name = records[r].settings[i].name;

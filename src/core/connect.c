@@ -1,5 +1,6 @@
 #include "core/connect.h"
 
+#include "base/fault.h"
 #include "base/memory.h"
 #include "bridge/bridge.h"
 #include "ccl/ccl.h"
@@ -240,6 +241,7 @@ static gb_status open_gpu(connector *c, gb_error *error) {
 /* An operation more than these on a ROCm stream would make its submitter wait
  * (device.h); a chunk takes three. */
 static uint64_t chunks_most(const connector *c) {
+  if (GBI_FAULT("gpu.chunks") == GBI_FAULT_FAIL) return 0;
   for (int i = 0; c->gpu && i < c->spec->count; i++) {
     int rank = c->spec->ranks[i];
     if (!strcmp(c->job->discovery->records[rank].vendor, "amd")) return 10;

@@ -17,20 +17,26 @@
 
 /* One rank's record. Strings are bounded; the encoding is in docs/wire/. */
 typedef struct gbi_record {
-  char vendor[32];          /* "" when it could not be told */
-  char island[64];          /* GPUBRIDGE_ISLAND, "" unset */
-  char hostname[256];       /* GPUBRIDGE_SIM_HOSTNAME in simulation */
-  char host_key[512];       /* gbi_host_key */
+  char vendor[32];    /* "" when it could not be told */
+  char island[64];    /* GPUBRIDGE_ISLAND, "" unset */
+  char hostname[256]; /* GPUBRIDGE_SIM_HOSTNAME in simulation */
+  char host_key[512]; /* gbi_host_key */
   bool simulated;
-  char bridge[32];          /* as asked for */
+  char bridge[32]; /* as asked for */
   char policy[64];
   char rules[GBI_RULES_TEXT]; /* of GPUBRIDGE_THRESHOLDS, "" unset */
   char split_test[16];
-  char version[32];         /* gpubridge's */
+  char version[32]; /* gpubridge's */
   /* Settings that must agree, canonical texts, NAME=value in table order. */
-  struct { char name[64]; char value[256]; } settings[64];
+  struct {
+    char name[64];
+    char value[256];
+  } settings[64];
   int settings_count;
-  struct { char name[64]; char value[1024]; } facts[GBI_FACTS_MAX];
+  struct {
+    char name[64];
+    char value[1024];
+  } facts[GBI_FACTS_MAX];
   int facts_count;
   char problems[GBI_PROBLEMS_MAX][512];
   int problems_count;
@@ -53,19 +59,19 @@ gb_status gbi_record_fill(const gb_job_params *params,
  * rules that are measured before any group is open: gbi_discovery_tuned. */
 typedef struct gbi_discovery {
   int rank, world;
-  gbi_record *records;     /* by global rank */
-  char (*labels)[64];      /* island label by rank (split tests applied) */
-  gbi_topology *topology;  /* of the world */
+  gbi_record *records;    /* by global rank */
+  char (*labels)[64];     /* island label by rank (split tests applied) */
+  gbi_topology *topology; /* of the world */
   bool simulated;
   char split_test[16];
-  const char *run_kind;    /* spec 1.7 */
-  char bridge[32];         /* resolved: "shm", "tcp", "none" */
+  const char *run_kind; /* spec 1.7 */
+  char bridge[32];      /* resolved: "shm", "tcp", "none" */
   char bridge_reason[256];
-  char policy[64];         /* resolved */
-  gbi_rules *rules;        /* of auto-tuned; NULL: none */
-  int tune_seconds;        /* GPUBRIDGE_TUNE: measure that long; 0: do not */
-  int links_most;          /* GPUBRIDGE_SHARD_LINKS */
-  int links;               /* of the world under its policy */
+  char policy[64];  /* resolved */
+  gbi_rules *rules; /* of auto-tuned; NULL: none */
+  int tune_seconds; /* GPUBRIDGE_TUNE: measure that long; 0: do not */
+  int links_most;   /* GPUBRIDGE_SHARD_LINKS */
+  int links;        /* of the world under its policy */
 } gbi_discovery;
 
 /* Exchanges records over `control`, checks agreement (spec 3.5, 3.7, 3.9) and
@@ -74,9 +80,8 @@ gb_status gbi_discover(gbi_control *control, const gbi_record *mine, int rank,
                        int world, uint64_t deadline_ns,
                        gbi_discovery **discovery_p, gb_error *error);
 /* The same without I/O: records in, conclusions out. For tests and the tool. */
-gb_status gbi_discovery_conclude(const gbi_record *records, int rank,
-                                 int world, gbi_discovery **discovery_p,
-                                 gb_error *error);
+gb_status gbi_discovery_conclude(const gbi_record *records, int rank, int world,
+                                 gbi_discovery **discovery_p, gb_error *error);
 /* The bridge for a group with this topology and so many links, by the job's
  * wish; ranks: global rank of each rank of the topology. Names live as long as
  * the discovery, the reason is static. REFUSED when what was asked for cannot

@@ -286,6 +286,7 @@ static void release(gbi_engine *engine, const gbi_gates *gates) {
   for (int i = 0; i < engine->active; i++) {
     gbi_task *task = engine->order[i];
     const gbi_plan *plan = task->plan;
+    if (task->gates != gates) continue;
     while (task->released < plan->releases_count &&
            task->state[plan->releases[task->released]] == DONE)
       task->released++;

@@ -23,7 +23,10 @@
 /* How the host's part of a collective and a device keep step: two counters in
  * pinned memory that only grow. Steps with a gate wait for `ready`, which the
  * device raises; what steps with a release have done is counted in `arrived`,
- * in the order of their numbers over all tasks, which the device waits for. */
+ * in the order of their numbers over all tasks of the same gates, which the
+ * device waits for. */
+#define GBI_OPEN_ALL (UINT64_C(1) << 62) /* every wait is for less */
+
 typedef struct gbi_gates {
   const _Atomic uint64_t *ready;
   _Atomic uint64_t *arrived;

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/comm.h"
+#include "core/capture.h"
 #include "core/gpu_p2p.h"
 #include "core/uses.h"
 
@@ -16,15 +17,10 @@ enum {
   SHAPES = 64,
   HALVES = 2,
   CLOSE_MS = 5000,
-  READY_AT = 0,
-  ARRIVED_AT = 128,
-  OVER_AT = 256,
+  OVER_AT = 256, /* beside GBI_READY_AT, GBI_ARRIVED_AT */
   BARRIER_BYTES = 64,
   RECENT = 8
 };
-
-/* Every wait is for less. */
-#define OPEN_ALL (UINT64_C(1) << 62)
 
 /* One half of the ring and the last call that used it. */
 typedef struct half {
@@ -52,7 +48,7 @@ struct gbi_gpu {
   gbi_stream lanes[GBI_LANES];
   gbi_event began;
   void *barrier;                 /* BARRIER_BYTES of device memory */
-  uint8_t *flags, *flags_device; /* pinned: at READY_AT ... */
+  uint8_t *flags, *flags_device; /* pinned */
   gbi_gates gates;
   uint8_t *ring;       /* pinned; NULL until a call needs it */
   uint64_t ring_bytes; /* of one half */
@@ -72,6 +68,7 @@ struct gbi_gpu {
   _Atomic int holds;
   pthread_rwlock_t life; /* level 7: read inside gbi_gpu_enter */
   bool closed;           /* under life */
+  gbi_captures *captures;
   _Atomic bool failed;
 };
 
@@ -107,6 +104,12 @@ void *gbi_gpu_barrier(const gbi_gpu *gpu) {
 gbi_device *gbi_gpu_device(const gbi_gpu *gpu) {
   return gpu->device;
 }
+void gbi_gpu_captured(gbi_gpu *gpu) {
+  if (gpu->native) gbi_native_captured(gpu->native);
+}
+gbi_captures *gbi_gpu_captures(const gbi_gpu *gpu) {
+  return gpu->captures;
+}
 bool gbi_gpu_has_host(const gbi_gpu_turn *turn) {
   return turn->shape->staged->host->count > 0;
 }
@@ -133,11 +136,13 @@ static gb_status make_streams(gbi_gpu *gpu, gb_error *error) {
   GBI_TRY(gpu->ops->pinned(d, 4096, &host, &device, error));
   gpu->flags = host;
   gpu->flags_device = device;
-  gpu->gates.ready = (const _Atomic uint64_t *)(void *)(gpu->flags + READY_AT);
-  gpu->gates.arrived = (_Atomic uint64_t *)(void *)(gpu->flags + ARRIVED_AT);
+  gpu->gates.ready =
+      (const _Atomic uint64_t *)(void *)(gpu->flags + GBI_READY_AT);
+  gpu->gates.arrived =
+      (_Atomic uint64_t *)(void *)(gpu->flags + GBI_ARRIVED_AT);
   gpu->gates.sound = is_sound;
   gpu->gates.arg = gpu;
-  return GB_OK;
+  return gbi_captures_open(gpu, &gpu->captures, error);
 }
 
 gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
@@ -198,7 +203,9 @@ gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
 void gbi_gpu_fail(gbi_gpu *gpu) {
   if (atomic_exchange(&gpu->failed, true)) return;
   if (gpu->flags)
-    atomic_store_explicit(gpu->gates.arrived, OPEN_ALL, memory_order_release);
+    atomic_store_explicit(gpu->gates.arrived, GBI_OPEN_ALL,
+                          memory_order_release);
+  gbi_captures_release(gpu->captures);
   gbi_gpu_p2p_fail(gpu->messages);
   if (gpu->native) gbi_native_abort(gpu->native);
 }
@@ -224,7 +231,7 @@ static bool settle(gbi_gpu *gpu, uint64_t deadline_ns) {
   return true;
 }
 
-static void free_shape(gbi_gpu *gpu, gbi_gpu_shape *shape) {
+void gbi_gpu_shape_free(gbi_gpu *gpu, gbi_gpu_shape *shape) {
   if (shape->events && shape->staged)
     for (uint32_t i = 0; i < shape->staged->events; i++)
       if (shape->events[i]) gpu->ops->event_free(gpu->device, shape->events[i]);
@@ -263,7 +270,8 @@ static bool come_to_rest(gbi_gpu *gpu) {
 }
 
 static void free_all(gbi_gpu *gpu) {
-  for (int i = 0; i < SHAPES; i++) free_shape(gpu, &gpu->shapes[i]);
+  for (int i = 0; i < SHAPES; i++) gbi_gpu_shape_free(gpu, &gpu->shapes[i]);
+  gbi_captures_close(gpu->captures);
   free_streams(gpu);
   if (gpu->barrier) gpu->ops->free_memory(gpu->device, gpu->barrier);
   if (gpu->scratch) gpu->ops->free_memory(gpu->device, gpu->scratch);
@@ -424,7 +432,7 @@ static gb_status need_ring(gbi_gpu *gpu, uint64_t least, gb_error *error) {
     gpu->ring_bytes = 0;
     /* They were cut for the other ring. */
     for (int i = 0; i < SHAPES; i++)
-      if (gpu->shapes[i].staged) free_shape(gpu, &gpu->shapes[i]);
+      if (gpu->shapes[i].staged) gbi_gpu_shape_free(gpu, &gpu->shapes[i]);
   }
   return pin_ring(gpu, least, error);
 }
@@ -518,7 +526,8 @@ static gbi_stage_self self_of(const gbi_gpu *gpu) {
                           .arg = &gpu->folder};
 }
 
-static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
+/* The plan, and what of it the library cannot do. */
+static gb_status plan_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
                             const gbi_policy_env *env, const gbi_coll *coll,
                             gbi_gpu_shape *shape, gb_error *error) {
   gbi_coll planned = *coll;
@@ -533,7 +542,13 @@ static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
     shape->plan = NULL;
     GBI_TRY(gbi_policy_plan(policy, env, coll, &shape->plan, error));
   }
-  GBI_TRY(check_reduces(gpu, shape->plan, error));
+  return check_reduces(gpu, shape->plan, error);
+}
+
+static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
+                            const gbi_policy_env *env, const gbi_coll *coll,
+                            gbi_gpu_shape *shape, gb_error *error) {
+  GBI_TRY(plan_shape(gpu, policy, env, coll, shape, error));
   gbi_stage_self self = self_of(gpu);
   uint64_t least = gbi_stage_ring_least(shape->plan, &self);
   GBI_TRY(need_ring(gpu, least, error));
@@ -541,6 +556,16 @@ static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
   GBI_TRY(
       gbi_stage(shape->plan, &self, gpu->ring_bytes, &shape->staged, error));
   return make_events(gpu, shape, error);
+}
+
+gb_status gbi_gpu_shape_make(gbi_gpu *gpu, const gbi_policy_ops *policy,
+                             const gbi_policy_env *env, const gbi_coll *coll,
+                             gbi_gpu_shape *shape, gb_error *error) {
+  GBI_TRY(plan_shape(gpu, policy, env, coll, shape, error));
+  gbi_stage_self self = self_of(gpu);
+  uint64_t least = gbi_stage_ring_least(shape->plan, &self);
+  return gbi_stage(shape->plan, &self, GBI_MAX(least, gpu->p.ring_bytes),
+                   &shape->staged, error);
 }
 
 static gb_status find_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
@@ -562,10 +587,10 @@ static gb_status find_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
                     "calls of %d different shapes are on their way, as many "
                     "as there may be. Wait for one of them and call again",
                     SHAPES);
-  free_shape(gpu, oldest);
+  gbi_gpu_shape_free(gpu, oldest);
   gb_status status = fill_shape(gpu, policy, env, coll, oldest, error);
   if (status != GB_OK) {
-    free_shape(gpu, oldest);
+    gbi_gpu_shape_free(gpu, oldest);
     return status;
   }
   oldest->used = ++gpu->clock;
@@ -604,6 +629,13 @@ static gb_status check_aligned(const gbi_coll *coll, const void *in,
                   gb_dtype_name((gb_dtype)coll->dtype), bytes);
 }
 
+gb_status gbi_gpu_check_call(gbi_gpu *gpu, const gbi_coll *coll, const void *in,
+                             const void *out, gb_error *error) {
+  GBI_TRY(check_aligned(coll, in, out, error));
+  GBI_TRY(gbi_gpu_check_memory(gpu, in, error));
+  return out == in ? GB_OK : gbi_gpu_check_memory(gpu, out, error);
+}
+
 bool gbi_gpu_is_host_memory(gbi_gpu *gpu, const void *memory) {
   gbi_memory_facts facts;
   return memory &&
@@ -615,29 +647,20 @@ gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
                           const gbi_policy_env *env, const gbi_coll *coll,
                           const void *in, const void *out, gbi_gpu_turn *turn,
                           gb_error *error) {
-  GBI_TRY(check_aligned(coll, in, out, error));
-  GBI_TRY(gbi_gpu_check_memory(gpu, in, error));
-  if (out != in) GBI_TRY(gbi_gpu_check_memory(gpu, out, error));
+  GBI_TRY(gbi_gpu_check_call(gpu, coll, in, out, error));
   GBI_TRY(find_shape(gpu, policy, env, coll, &turn->shape, error));
   turn->ready = gpu->ready;
   turn->arrived = gpu->arrived;
+  turn->gates = NULL;
   turn->staging =
       gpu->ring ? gpu->ring + (uint64_t)gpu->turn * gpu->ring_bytes : NULL;
   return GB_OK;
 }
 
-/* What enqueuing needs to hand. */
-typedef struct issue {
-  gbi_gpu *gpu;
-  const gbi_gpu_turn *turn;
-  const void *in;
-  void *out;
-  double factor;
-  gb_error *error;
-} issue;
+typedef gbi_gpu_issue issue;
 
 static void *place_of(const issue *c, gbi_ref ref, uint64_t element) {
-  if (ref.place == GBI_SCRATCH) return c->gpu->scratch + ref.offset;
+  if (ref.place == GBI_SCRATCH) return c->scratch + ref.offset;
   const void *base = ref.place == GBI_IN ? c->in : c->out;
   return (uint8_t *)(uintptr_t)base + ref.offset * element;
 }
@@ -645,7 +668,7 @@ static void *place_of(const issue *c, gbi_ref ref, uint64_t element) {
 static gb_status transfer(const issue *c, const gbi_step *s, const void *src,
                           void *dst, gb_dtype dtype) {
   gbi_native *native = c->gpu->native;
-  gbi_stream stream = c->gpu->lanes[GBI_LANE_MAIN];
+  gbi_stream stream = c->lanes[GBI_LANE_MAIN];
   int me = c->gpu->p.me[GBI_ON_ISLAND];
   if (s->root == me)
     return gbi_native_send(native, src, s->count, dtype, s->peer, stream,
@@ -660,7 +683,7 @@ static gb_status transfer(const issue *c, const gbi_step *s, const void *src,
 static gb_status run_sum(const issue *c, const gbi_step *s, gb_dtype dtype,
                          gb_redop redop, const void *src, void *dst) {
   gbi_gpu *gpu = c->gpu;
-  gbi_stream stream = gpu->lanes[GBI_LANE_MAIN];
+  gbi_stream stream = c->lanes[GBI_LANE_MAIN];
   if (!gbi_native_reduces(gpu->native, dtype, redop))
     return gbi_folder_run(&gpu->folder, s, dtype, redop, src, dst, stream,
                           c->error);
@@ -676,7 +699,7 @@ static gb_status run_step(const issue *c, const gbi_step *s) {
   gbi_gpu *gpu = c->gpu;
   const gbi_gpu_shape *shape = c->turn->shape;
   const gbi_plan *plan = shape->plan;
-  gbi_stream stream = gpu->lanes[GBI_LANE_MAIN];
+  gbi_stream stream = c->lanes[GBI_LANE_MAIN];
   gb_dtype dtype = gbi_step_dtype(plan, s);
   size_t element = gb_dtype_bytes(dtype);
   const void *src = place_of(c, s->src, element);
@@ -703,11 +726,11 @@ static gb_status run_step(const issue *c, const gbi_step *s) {
   }
 }
 
-static gb_status run_op(const issue *c, const gbi_stage_op *op) {
+gb_status gbi_gpu_run(const gbi_gpu_issue *c, const gbi_stage_op *op) {
   gbi_gpu *gpu = c->gpu;
   const gbi_device_ops *ops = gpu->ops;
   gbi_device *d = gpu->device;
-  gbi_stream lane = gpu->lanes[op->lane];
+  gbi_stream lane = c->lanes[op->lane];
   uint8_t *ring = c->turn->staging;
   const gbi_gpu_shape *shape = c->turn->shape;
   switch (op->verb) {
@@ -720,10 +743,10 @@ static gb_status run_op(const issue *c, const gbi_stage_op *op) {
       return ops->copy_out(d, ring + op->at, place_of(c, op->ref, 1), op->bytes,
                            lane, c->error);
     case GBI_STAGE_READY:
-      return ops->set_flag(d, gpu->flags_device + READY_AT,
+      return ops->set_flag(d, c->flags_device + GBI_READY_AT,
                            c->turn->ready + op->number, lane, c->error);
     case GBI_STAGE_ARRIVED:
-      return ops->wait_flag(d, gpu->flags_device + ARRIVED_AT,
+      return ops->wait_flag(d, c->flags_device + GBI_ARRIVED_AT,
                             c->turn->arrived + op->number, lane, c->error);
     default:
       return ops->copy_in(d, place_of(c, op->ref, 1), ring + op->at, op->bytes,
@@ -784,7 +807,7 @@ static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
   if (GBI_FAULT("gpu.ring") == GBI_FAULT_FAIL) return GB_OK;
   if (!hosted || !h->used) return GB_OK;
   GBI_TRY(ops->stream_wait(d, gpu->lanes[GBI_LANE_OUT], h->returned, c->error));
-  return ops->wait_flag(d, gpu->flags_device + ARRIVED_AT, h->arrived,
+  return ops->wait_flag(d, gpu->flags_device + GBI_ARRIVED_AT, h->arrived,
                         gpu->lanes[GBI_LANE_OUT], c->error);
 }
 
@@ -815,14 +838,39 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
   return GB_OK;
 }
 
+/* What calls must not do, for the tests that see it: wait on a lane for what is
+ * raised by operations enqueued later; allocate. */
+static gb_status wait_first(const issue *c, bool hosted) {
+  if (!hosted) return GB_OK;
+  gbi_gpu *gpu = c->gpu;
+  return gpu->ops->wait_flag(gpu->device, gpu->flags_device + GBI_ARRIVED_AT,
+                             c->turn->arrived + 1, gpu->lanes[GBI_LANE_IN],
+                             c->error);
+}
+static void allocate_within(gbi_gpu *gpu) {
+  void *memory;
+  if (gpu->ops->memory(gpu->device, 4096, &memory, NULL) == GB_OK)
+    gpu->ops->free_memory(gpu->device, memory);
+}
+
 gb_status gbi_gpu_enqueue(gbi_gpu *gpu, const gbi_gpu_turn *turn,
                           const void *in, void *out, double factor,
                           gbi_stream stream, gbi_event done, gb_error *error) {
   const gbi_staged *staged = turn->shape->staged;
   bool hosted = gbi_gpu_has_host(turn);
-  issue c = {gpu, turn, in, out, factor, error};
+  issue c = {.gpu = gpu,
+             .turn = turn,
+             .in = in,
+             .out = out,
+             .factor = factor,
+             .lanes = gpu->lanes,
+             .flags_device = gpu->flags_device,
+             .scratch = gpu->scratch,
+             .error = error};
   GBI_TRY(begin(&c, stream, hosted));
+  if (GBI_FAULT("gpu.order") == GBI_FAULT_FAIL) GBI_TRY(wait_first(&c, hosted));
   for (uint32_t i = 0; i < staged->ops_count; i++)
-    GBI_TRY(run_op(&c, &staged->ops[i]));
+    GBI_TRY(gbi_gpu_run(&c, &staged->ops[i]));
+  if (GBI_FAULT("gpu.alloc") == GBI_FAULT_FAIL) allocate_within(gpu);
   return end(&c, stream, done, hosted);
 }

@@ -61,7 +61,40 @@ typedef struct gbi_gpu_turn {
   gbi_gpu_shape *shape;
   uint64_t ready, arrived; /* the counters before it */
   void *staging;
+  const gbi_gates *gates; /* NULL: those of the group */
 } gbi_gpu_turn;
+
+/* What enqueuing needs to hand. */
+typedef struct gbi_gpu_issue {
+  gbi_gpu *gpu;
+  const gbi_gpu_turn *turn;
+  const void *in;
+  void *out;
+  double factor;
+  const gbi_stream *lanes; /* GBI_LANES */
+  uint8_t *flags_device;   /* GBI_READY_AT, GBI_ARRIVED_AT */
+  uint8_t *scratch;
+  gb_error *error;
+} gbi_gpu_issue;
+
+/* Where flags are in their pinned memory. */
+enum { GBI_READY_AT = 0, GBI_ARRIVED_AT = 128 };
+
+/* One operation of the shape of c->turn. */
+gb_status gbi_gpu_run(const gbi_gpu_issue *c, const gbi_stage_op *op);
+/* A shape of the caller's own, with a ring and a scratch of its own: no more of
+ * the ring than the group's, staged->ring_used of it. */
+gb_status gbi_gpu_shape_make(gbi_gpu *gpu, const gbi_policy_ops *policy,
+                             const gbi_policy_env *env, const gbi_coll *coll,
+                             gbi_gpu_shape *shape, gb_error *error);
+/* The library's communicator has kernels in a graph, or may have. */
+void gbi_gpu_captured(gbi_gpu *gpu);
+void gbi_gpu_shape_free(gbi_gpu *gpu, gbi_gpu_shape *shape);
+/* ARGUMENT where a call's memory is not this GPU's (NULL is) or not aligned to
+ * its elements. */
+gb_status gbi_gpu_check_call(gbi_gpu *gpu, const gbi_coll *coll, const void *in,
+                             const void *out, gb_error *error);
+struct gbi_captures *gbi_gpu_captures(const gbi_gpu *gpu); /* core/capture.h */
 
 void gbi_gpu_lock(gbi_gpu *gpu);
 void gbi_gpu_unlock(gbi_gpu *gpu);

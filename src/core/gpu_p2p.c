@@ -3,6 +3,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "core/capture.h"
 #include "core/gpu_slots.h"
 #include "core/p2p.h"
 #include "core/work.h"
@@ -357,12 +358,24 @@ static gb_status await_done(batch *b, uint64_t timeout_ms, gb_error *error) {
   return status;
 }
 
+/* Each replay would need another message. */
+static gb_status check_capture(gbi_gpu *gpu, gb_error *error) {
+  bool captures;
+  GBI_TRY(gbi_capture_wanted(gpu, gbi_gpu_stream(), &captures, error));
+  if (!captures) return GB_OK;
+  return gbi_capture_refuse("a message between two ranks",
+                            "it passes through the host. Make it, and wait for "
+                            "it, outside of the capture",
+                            error);
+}
+
 static gb_status wait_batch(gb_work *work, uint64_t timeout_ms,
                             gb_error *error) {
   batch *b = (batch *)work;
   if (b->from_any) GBI_TRY(await_done(b, timeout_ms, error));
   if (!gbi_gpu_enter(work->gpu)) return how_it_ended(b, error);
   gb_status status = gbi_work_check_sound(work, error);
+  if (status == GB_OK) status = check_capture(work->gpu, error);
   gbi_gpu_lock(work->gpu);
   for (int i = 0; i < b->count && status == GB_OK; i++)
     status = wait_for(b, &b->messages[i], gbi_gpu_stream(), error);
@@ -561,6 +574,7 @@ gb_status gbi_gpu_messages(gb_group *group, const gb_p2p_op *ops, int count,
     if (ops[i].buffer.count)
       GBI_TRY(gbi_gpu_check_memory(g->gpu, ops[i].buffer.data, error));
   GBI_TRY(gbi_group_check(group, error));
+  GBI_TRY(check_capture(g->gpu, error));
   gbi_gpu_lock(g->gpu);
   gb_status status = issue(group, ops, count, &b, &why);
   gbi_gpu_unlock(g->gpu);

@@ -3,6 +3,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "core/capture.h"
 #include "core/gpu_watch.h"
 #include "core/uses.h"
 #include "core/work.h"
@@ -58,6 +59,7 @@ struct gb_group {
   plan_entry plans[GBI_PLANS_CACHED];
   uint64_t plan_clock;
   gbi_crowd crowd;
+  gb_work *replay; /* taken up, until there is room for it */
   uint8_t barrier_byte[BARRIER_BYTES];
 
   pthread_mutex_t state_lock;
@@ -71,6 +73,7 @@ typedef struct driver {
   bool hooks;       /* the caller's thread: the wait hook may run */
   bool from_queue;  /* the worker: takes queued works as tasks end */
   uint64_t idle_ns; /* since when nothing moved, 0: it moves */
+  uint64_t held_ns; /* since when what is queued waits for the GPU, 0: not */
   uint64_t next_hook_ns, next_question_ns, next_warning_ns;
   uint64_t question_gap_ms, warning_gap_ms;
 } driver;
@@ -212,15 +215,15 @@ static gbi_call identity_of(const gb_group *g, const gb_work *work) {
 
 static void note_started(gb_group *g, const gb_work *work) {
   pthread_mutex_lock(&g->state_lock);
-  g->state.started = work->task->call.seq + 1;
+  if (!work->replay) g->state.started = work->task->call.seq + 1;
   g->state.last = work->task->call;
   g->watch_slot = work->task->watch_slot;
   pthread_mutex_unlock(&g->state_lock);
 }
 
-static void note_completed(gb_group *g) {
+static void note_completed(gb_group *g, const gb_work *work) {
   pthread_mutex_lock(&g->state_lock);
-  g->state.completed++;
+  if (!work->replay) g->state.completed++;
   pthread_mutex_unlock(&g->state_lock);
 }
 
@@ -258,7 +261,9 @@ static gb_record describe_call(const gb_group *g, const gb_work *work,
 
 /* Of work on a GPU: the host's part, whose memory is the ring. */
 static void set_gates(const gb_group *g, const gb_work *work, gbi_task *task) {
-  task->gates = work->turn.shape ? gbi_gpu_gates(g->p.gpu) : NULL;
+  task->gates = work->turn.gates   ? work->turn.gates
+                : work->turn.shape ? gbi_gpu_gates(g->p.gpu)
+                                   : NULL;
   task->ready = work->turn.ready;
   task->arrived = work->turn.arrived;
   task->staging = work->turn.staging;
@@ -332,9 +337,11 @@ static void end_work(gb_group *g, gbi_task *task) {
   int slot = task->watch_slot;
   gbi_engine_release(g->p.engine, task);
   let_plan_go(work);
-  note_completed(g);
+  note_completed(g, work);
   gbi_watch_end(g->p.watch, slot, true);
-  if (work->queued)
+  if (work->replay)
+    gbi_captures_end(work);
+  else if (work->queued)
     settle_work(g, work, NULL);
   else
     work->done = true;
@@ -488,13 +495,40 @@ static int tasks_max(const gb_group *g) {
   return g->p.own_policy || g->p.own_bridge ? 1 : GBI_TASKS;
 }
 
-/* The worker takes what is queued while there is room. */
+static bool has_captures(const gb_group *g) {
+  return g->p.gpu && gbi_captures_any(gbi_gpu_captures(g->p.gpu));
+}
+
+/* Replays are known to the host when the GPU comes to them, so calls beside
+ * them are begun when it comes to these: the order of both is then the GPU's,
+ * as it is on every rank. */
+static bool has_come(const gb_group *g, const gb_work *work) {
+  if (!work->turn.shape || !work->turn.shape->staged->readies) return true;
+  const gbi_gates *gates = gbi_gpu_gates(g->p.gpu);
+  return atomic_load_explicit(gates->ready, memory_order_acquire) >
+             work->turn.ready &&
+         gates->sound(gates->arg);
+}
+
+static gb_status begin_replay(gb_group *g, gb_error *error) {
+  gb_work *work = g->replay;
+  g->replay = NULL;
+  return begin_work(g, work, error);
+}
+
+/* The worker takes what is queued while there is room. Of a graph's replay and
+ * what is queued, all that the GPU came to before it is begun before it: it is
+ * looked for first. */
 static gb_status refill(driver *d, gb_error *error) {
   gb_group *g = d->g;
+  bool captures = has_captures(g);
+  if (captures && !g->replay)
+    GBI_TRY(gbi_captures_take(gbi_gpu_captures(g->p.gpu), &g->replay, error));
   while (gbi_engine_active(g->p.engine) < tasks_max(g)) {
     pthread_mutex_lock(&g->works->lock);
     gb_work *work = g->queue_head;
     if (work && must_wait(g, work)) work = NULL;
+    if (work && captures && !has_come(g, work)) work = NULL;
     if (work) {
       g->queue_head = work->next;
       if (!g->queue_head) g->queue_tail = NULL;
@@ -503,7 +537,7 @@ static gb_status refill(driver *d, gb_error *error) {
       pthread_cond_broadcast(&g->works->changed);
     }
     pthread_mutex_unlock(&g->works->lock);
-    if (!work) return GB_OK;
+    if (!work) return g->replay ? begin_replay(g, error) : GB_OK;
     gb_status status = begin_work(g, work, error);
     if (status != GB_OK) {
       settle_work(g, work, error);
@@ -513,10 +547,35 @@ static gb_status refill(driver *d, gb_error *error) {
   return GB_OK;
 }
 
+/* What the worker must not do, for the test that sees it. */
+static void ask_runtime(const gb_group *g) {
+  gbi_event event;
+  gb_error why;
+  if (!g->p.gpu || gbi_gpu_take_event(g->p.gpu, &event, &why) != GB_OK) return;
+  gbi_device *device = gbi_gpu_device(g->p.gpu);
+  (void)device->ops->event_query(device, event, NULL);
+  gbi_gpu_give_event(g->p.gpu, event);
+}
+
 /* A device rings no bell: an eighth of the time waited so far, 20 to 500 us. */
 static void nap(uint64_t waited_ns) {
   uint64_t ns = GBI_MIN(GBI_MAX(waited_ns / 8, 20000), 500000);
   nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
+
+/* Nothing runs. Whether something is queued that the GPU has not come to. */
+static gb_status is_held(driver *d, bool *held_p, gb_error *error) {
+  gb_group *g = d->g;
+  pthread_mutex_lock(&g->works->lock);
+  *held_p = d->from_queue && g->queued && has_captures(g);
+  pthread_mutex_unlock(&g->works->lock);
+  if (!*held_p) return GB_OK;
+  if (gbi_control_failed(g->p.control, error)) return error->status;
+  GBI_TRY(check_gpu(g, error));
+  uint64_t now = gbi_now_ns();
+  if (!d->held_ns) d->held_ns = now;
+  nap(now - d->held_ns);
+  return GB_OK;
 }
 
 static gb_status drive(driver *d, gb_error *error) {
@@ -524,7 +583,13 @@ static gb_status drive(driver *d, gb_error *error) {
   gbi_yields yields = {0};
   for (;;) {
     if (d->from_queue) GBI_TRY(refill(d, error));
-    if (!gbi_engine_active(g->p.engine)) return GB_OK;
+    if (!gbi_engine_active(g->p.engine)) {
+      bool held;
+      GBI_TRY(is_held(d, &held, error));
+      if (!held) return GB_OK;
+      continue;
+    }
+    d->held_ns = 0;
     uint32_t seen = gbi_bell_look(g->p.waiter);
     bool moved;
     GBI_TRY(gbi_engine_progress(g->p.engine, &moved, error));
@@ -541,7 +606,8 @@ static gb_status drive(driver *d, gb_error *error) {
     if (gbi_control_failed(g->p.control, error)) return error->status;
     if (gbi_yield_core(&g->crowd, &yields)) continue;
     GBI_TRY(look_around(d, error));
-    if (gbi_engine_gated(g->p.engine))
+    if (GBI_FAULT("gpu.worker") == GBI_FAULT_FAIL) ask_runtime(g);
+    if (gbi_engine_gated(g->p.engine) || has_captures(g))
       nap(gbi_now_ns() - d->idle_ns);
     else
       gbi_engine_sleep(g->p.engine, seen, SLICE_MS);
@@ -564,6 +630,7 @@ static void fail_group(gb_group *g, const gb_error *cause) {
   g->queued = 0;
   g->queued_bytes = 0;
   pthread_mutex_unlock(&g->works->lock);
+  g->replay = NULL;
   bool first = true;
   gbi_task *task;
   gb_error not_run;
@@ -684,16 +751,35 @@ static gb_status call_sync(gb_group *g, gb_work *work, gb_error *error) {
 
 /* ---- worker ---- */
 
+/* A graph's replay rings no bell either: an eighth of the time since the last
+ * call, 20 us to 1 ms. With the lock held. True: there is something to do. */
+static bool await_work(gb_group *g, uint64_t *since_ns) {
+  bool captures = has_captures(g);
+  if (g->driving || (!g->queued && !captures)) {
+    pthread_cond_wait(&g->works->changed, &g->works->lock);
+    *since_ns = 0;
+    return false;
+  }
+  if (g->queued || g->replay || gbi_captures_rings(gbi_gpu_captures(g->p.gpu)))
+    return true;
+  pthread_mutex_unlock(&g->works->lock);
+  uint64_t now = gbi_now_ns();
+  if (!*since_ns) *since_ns = now;
+  uint64_t ns = GBI_MIN(GBI_MAX((now - *since_ns) / 8, 20000), 1000000);
+  nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+  pthread_mutex_lock(&g->works->lock);
+  return false;
+}
+
 void gbi_group_serve(gb_group *g) {
+  uint64_t since_ns = 0;
   prctl(PR_SET_NAME, "gpubridge-async"); /* calls in flight show it */
   pthread_mutex_lock(&g->works->lock);
   g->serving = true;
   pthread_cond_broadcast(&g->works->changed);
   while (!(g->draining && !g->queued) && !g->drained) {
-    if (!g->queued || g->driving) {
-      pthread_cond_wait(&g->works->changed, &g->works->lock);
-      continue;
-    }
+    if (!await_work(g, &since_ns)) continue;
+    since_ns = 0;
     g->driving = true;
     g->driver = pthread_self();
     pthread_mutex_unlock(&g->works->lock);
@@ -886,10 +972,11 @@ static void give_up(gb_group *g, const gb_error *why, gb_error *error) {
 static gb_status issue(gb_group *g, gb_work *work, gbi_event done,
                        gb_error *error) {
   bool hosted = gbi_gpu_has_host(&work->turn);
+  bool late = GBI_FAULT("gpu.post") == GBI_FAULT_FAIL;
   atomic_fetch_add(&work->turn.shape->users, 1);
   work->seq = g->next_seq;
   gb_status status = GB_OK;
-  if (hosted) {
+  if (hosted && !late) {
     status = call_async(g, work, error);
   } else {
     pthread_mutex_lock(&g->works->lock);
@@ -908,6 +995,7 @@ static gb_status issue(gb_group *g, gb_work *work, gbi_event done,
   gb_error why;
   status = gbi_gpu_enqueue(g->p.gpu, &turn, work->in, work->out, work->factor,
                            gbi_gpu_stream(), done, &why);
+  if (hosted && late) status = call_async(g, work, &why);
   if (!hosted) settle_issued(g, work);
   if (status == GB_OK) return GB_OK;
   give_up(g, &why, error);
@@ -920,11 +1008,80 @@ static bool is_refusal(gb_status status) {
          status == GB_ERR_BUSY;
 }
 
+/* The handle of a captured call: done, and an edge to wait behind. */
+static gb_status new_captured(gb_group *g, const gbi_coll *coll, const void *in,
+                              void *out, gb_work **work_p, gb_error *error) {
+  gb_work *work = gbi_work_new(g->works, coll, in, out, 1);
+  if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");
+  gbi_work_release(work); /* the library's hold */
+  gb_status status = gbi_gpu_take_event(g->p.gpu, &work->event, error);
+  if (status != GB_OK) {
+    work->event = NULL;
+    gbi_work_release(work);
+    return status;
+  }
+  gbi_gpu_hold(g->p.gpu);
+  work->gpu = g->p.gpu;
+  work->control = g->p.control;
+  work->captured = work->done = true;
+  *work_p = work;
+  return GB_OK;
+}
+
+/* Whoever may serve its replays is there before the first. */
+static gb_status prepare_replays(gb_group *g, gb_error *error) {
+  pthread_mutex_lock(&g->works->lock);
+  gb_status status = refusal(g, error);
+  if (status == GB_OK) status = need_worker(g, error);
+  pthread_mutex_unlock(&g->works->lock);
+  return status;
+}
+
+/* A call whose caller's stream captures: nodes, and nothing runs now. */
+static gb_status call_captured(gb_group *g, const gbi_coll *coll,
+                               const void *in, void *out, double factor,
+                               gb_work **work_p, gb_error *error) {
+  gbi_device *device = gbi_gpu_device(g->p.gpu);
+  gbi_stream stream = gbi_gpu_stream();
+  gbi_policy_env env = env_of(g);
+  gb_work *work = NULL;
+  bool hosted, begun;
+  gb_error why;
+  GBI_TRY(prepare_replays(g, error));
+  if (work_p) GBI_TRY(new_captured(g, coll, in, out, &work, error));
+  gb_status status =
+      gbi_capture_call(g->p.gpu, g->p.policy, &env, coll, in, out, factor,
+                       stream, g->works, &hosted, &begun, &why);
+  if (status == GB_OK && work)
+    status = device->ops->event_record(device, work->event, stream, &why);
+  if (hosted) { /* the worker begins to look for replays */
+    pthread_mutex_lock(&g->works->lock);
+    pthread_cond_broadcast(&g->works->changed);
+    pthread_mutex_unlock(&g->works->lock);
+  }
+  if (status == GB_OK) {
+    if (work_p) *work_p = work;
+    return GB_OK;
+  }
+  if (error) *error = why;
+  if (begun) give_up(g, &why, error);
+  gbi_work_release(work);
+  return status;
+}
+
 static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
                              void *out, double factor, gb_work **work_p,
                              gb_error *error) {
   gbi_gpu *gpu = g->p.gpu;
+  bool captures;
   if (coll->op == GBI_OP_BARRIER) in = out = gbi_gpu_barrier(gpu);
+  GBI_TRY(gbi_capture_wanted(gpu, gbi_gpu_stream(), &captures, error));
+  if (captures) {
+    gbi_gpu_lock(gpu);
+    gb_status status = call_captured(g, coll, in, out, factor, work_p, error);
+    gbi_gpu_unlock(gpu);
+    return status;
+  }
   gbi_policy_env env = env_of(g);
   gb_work *work = gbi_work_new(g->works, coll, in, out, factor);
   if (!work) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call");

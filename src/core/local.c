@@ -31,8 +31,7 @@ static void fold(const gbi_coll *coll, const uint8_t *rows, uint8_t *out,
                  size_t count, int world) {
   gb_dtype dtype = (gb_dtype)coll->dtype;
   size_t bytes = count * gb_dtype_bytes(dtype);
-  gbi_reduce_fn combine =
-      gbi_reduce_kernel(dtype, gbi_comm_redop(coll->redop));
+  gbi_reduce_fn combine = gbi_reduce_kernel(dtype, gbi_comm_redop(coll->redop));
   memcpy(out, rows, bytes);
   for (int r = 1; r < world; r++) combine(out, rows + (size_t)r * bytes, count);
   if (coll->redop == GB_AVG) gbi_divide(out, count, dtype, world);

@@ -16,11 +16,11 @@ typedef struct part_comm {
   atomic_bool stopped;
   gbi_part_link *links; /* a bridge: all of the group */
   int links_count;
-  int mine;         /* which of them this rank is in, -1 */
-  void *link;       /* the caller's */
-  int *ranks;       /* members of `mine`; a policy: all */
+  int mine;           /* which of them this rank is in, -1 */
+  void *link;         /* the caller's */
+  int *ranks;         /* members of `mine`; a policy: all */
   uint64_t next_call; /* a bridge: calls before it were compared */
-  uint8_t *scratch; /* of sums that must not change this rank's memory */
+  uint8_t *scratch;   /* of sums that must not change this rank's memory */
   size_t scratch_bytes;
 } part_comm;
 

@@ -233,6 +233,7 @@ static block *new_block(maker *m, range r) {
   *b = (block){
       .r = r, .at = m->next, .alive = true, .user = NONE, .flush = NONE};
   m->next += bytes;
+  m->out->ring_used = GBI_MAX(m->out->ring_used, m->next);
   return b;
 }
 

@@ -54,6 +54,7 @@ typedef struct gbi_staged {
   uint32_t events;  /* numbers 0 to events - 1 */
   uint32_t readies; /* the last number raised */
   uint32_t releases;
+  uint64_t ring_used; /* bytes from its beginning */
 } gbi_staged;
 
 /* The rank whose plan it is. */

@@ -141,8 +141,7 @@ GB_TEST(thresholds, rules_choose_by_bytes_and_collective) {
   GB_CHECK(!strcmp(chosen(&told, t, GBI_OP_ALL_REDUCE, 1024), "flat"));
   GB_CHECK(!strcmp(chosen(&told, t, GBI_OP_ALL_REDUCE, 1025),
                    "reduce-bridge-broadcast"));
-  GB_CHECK(!strcmp(chosen(&told, t, GBI_OP_BROADCAST, UINT64_MAX / 4),
-                   "auto"));
+  GB_CHECK(!strcmp(chosen(&told, t, GBI_OP_BROADCAST, UINT64_MAX / 4), "auto"));
   /* Rows of 4 ranks count together: 64 bytes are 4 rows of 4 float32. */
   GB_CHECK(!strcmp(chosen(&told, t, GBI_OP_ALL_GATHER, 4),
                    "reduce-bridge-broadcast"));

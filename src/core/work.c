@@ -1,6 +1,7 @@
 #include "core/work.h"
 
 #include "base/memory.h"
+#include "core/capture.h"
 #include "core/group.h"
 
 #include <stdlib.h>
@@ -62,6 +63,7 @@ void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
   memset(&work->turn, 0, sizeof work->turn);
   work->gpu = NULL;
   work->control = NULL;
+  work->captured = work->replay = false;
   work->event = NULL;
   work->ops = NULL;
 }
@@ -126,11 +128,25 @@ static gb_status end_of_closed(gb_work *work, gb_error *error) {
                   "may be wrong");
 }
 
+/* An edge between a capture and what is outside of it would break it. */
+static gb_status check_side(const gb_work *work, gb_error *error) {
+  bool captures;
+  GBI_TRY(gbi_capture_wanted(work->gpu, gbi_gpu_stream(), &captures, error));
+  if (captures == work->captured) return GB_OK;
+  return gbi_fail(error, GB_ERR_STATE,
+                  captures ? "the calling thread's stream captures, and this "
+                             "call was made outside of the capture: wait for "
+                             "it before the capture begins"
+                           : "this call was captured into a graph: order what "
+                             "follows behind the graph's replays");
+}
+
 /* The thread's stream waits, the host does not. */
 static gb_status wait_on_stream(gb_work *work, gb_error *error) {
   if (!gbi_gpu_enter(work->gpu)) return end_of_closed(work, error);
   gbi_device *device = gbi_gpu_device(work->gpu);
   gb_status status = gbi_work_check_sound(work, error);
+  if (status == GB_OK) status = check_side(work, error);
   if (status == GB_OK)
     status =
         device->ops->stream_wait(device, gbi_gpu_stream(), work->event, error);
@@ -188,6 +204,10 @@ gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error) {
     return gbi_fail(error, GB_ERR_ARGUMENT, "the work or done_p is NULL");
   if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
   if (work->ops) return work->ops->test(work, done_p, error);
+  if (work->captured) {
+    *done_p = 1;
+    return GB_OK;
+  }
   if (work->event) return test_on_gpu(work, done_p, error);
   pthread_mutex_lock(&work->works->lock);
   *done_p = work->done;

@@ -57,6 +57,8 @@ struct gb_work {
   gbi_gpu_turn turn;
   gbi_gpu *gpu;                /* held by the work; NULL: none */
   struct gbi_control *control; /* inside gbi_gpu_enter: why a job failed */
+  bool captured;               /* into a graph: it is no more than nodes */
+  bool replay;                 /* of a graph: core/capture.h's */
   gbi_event event; /* the result is in place; NULL: on the caller's stream */
   const gbi_work_ops *ops; /* NULL: all as said here */
   gbi_works *works;        /* held by a queued work */

@@ -44,6 +44,7 @@ typedef struct gbi_device_facts {
   uint64_t memory_bytes;
   int driver;     /* 12040: CUDA 12.4; HIP: hipDriverGetVersion */
   bool flags;     /* waits and writes on a stream work, 64 bits wide */
+  bool captures_flags; /* and go into a graph when the stream captures */
 } gbi_device_facts;
 
 typedef enum gbi_memory_kind {
@@ -57,6 +58,8 @@ typedef struct gbi_memory_facts {
   gbi_memory_kind kind;
   int device; /* index; -1 for pageable and pinned */
 } gbi_memory_facts;
+
+#define GBI_CAPTURE_RELAXED 2u /* both vendors' */
 
 typedef struct gbi_device_ops {
   gbi_vendor vendor;
@@ -144,6 +147,17 @@ typedef struct gbi_device_ops {
   /* The calling thread is one of ours: what it does on devices does not break
    * a graph capture that the application has under way. Once per thread. */
   void (*own_thread)(gbi_device *device);
+
+  /* Exchanges what the calling thread may do while somebody captures:
+   * GBI_CAPTURE_RELAXED lets it get memory, which breaks a capture elsewise.
+   * Twice, with the same variable, leaves things as they were. */
+  void (*swap_capture_mode)(gbi_device *device, unsigned int *mode);
+  /* Calls gone(arg) once the graph that `stream` captures into is no more, nor
+   * any that was made from it: on a thread of the runtime's, where nothing of
+   * the runtime may be called. UNSUPPORTED: never. */
+  gb_status (*at_end_of_graph)(gbi_device *device, gbi_stream stream,
+                               void (*gone)(void *arg), void *arg,
+                               gb_error *error);
 } gbi_device_ops;
 
 struct gbi_device {

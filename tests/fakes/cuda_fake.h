@@ -9,9 +9,7 @@
 
 struct CUmod_st;
 struct CUfunc_st;
-struct CUgraph_st;
 struct CUgraphExec_st;
-struct CUuserObject_st;
 
 /* CUstreamBatchMemOpParams: operation, address, value, flags, each at a
  * multiple of 8 bytes. */
@@ -62,9 +60,6 @@ enum {
   X(cuStreamGetCaptureInfo_v2, 0,                                              \
     (gbi_cu_stream, unsigned int *, uint64_t *, struct CUgraph_st **,          \
      const void ***, size_t *))                                                \
-  X(cuStreamGetCaptureInfo_v3, 0,                                              \
-    (gbi_cu_stream, unsigned int *, uint64_t *, struct CUgraph_st **,          \
-     const void ***, const void **, size_t *))                                 \
   X(cuStreamBeginCapture_v2, 0, (gbi_cu_stream, unsigned int))                 \
   X(cuStreamEndCapture, 0, (gbi_cu_stream, struct CUgraph_st **))              \
   X(cuGraphInstantiateWithFlags, 0,                                            \
@@ -72,14 +67,8 @@ enum {
   X(cuGraphLaunch, 0, (struct CUgraphExec_st *, gbi_cu_stream))                \
   X(cuGraphDestroy, 0, (struct CUgraph_st *))                                  \
   X(cuGraphExecDestroy, 0, (struct CUgraphExec_st *))                          \
-  X(cuUserObjectCreate, 0,                                                     \
-    (struct CUuserObject_st **, void *, void (*)(void *), unsigned int,        \
-     unsigned int))                                                            \
   X(cuUserObjectRetain, 0, (struct CUuserObject_st *, unsigned int))           \
   X(cuUserObjectRelease, 0, (struct CUuserObject_st *, unsigned int))          \
-  X(cuGraphRetainUserObject, 0,                                                \
-    (struct CUgraph_st *, struct CUuserObject_st *, unsigned int,              \
-     unsigned int))                                                            \
   X(cuEventSynchronize, 0, (gbi_cu_event))                                     \
   X(cuEventElapsedTime_v2, 0, (float *, gbi_cu_event, gbi_cu_event))           \
   X(cuEventElapsedTime, 0, (float *, gbi_cu_event, gbi_cu_event))              \

@@ -442,7 +442,8 @@ gbi_cu_result cuStreamGetCaptureInfo_v2(gbi_cu_stream stream,
 gbi_cu_result cuStreamGetCaptureInfo_v3(gbi_cu_stream stream,
                                         unsigned int *state, uint64_t *id,
                                         struct CUgraph_st **graph,
-                                        const void ***needs, const void **edges,
+                                        struct CUgraphNode_st *const **needs,
+                                        const struct CUgraphEdgeData_st **edges,
                                         size_t *count) {
   int device;
   FAKE_CU_ENTER(&device);

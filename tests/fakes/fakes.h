@@ -28,7 +28,9 @@
  *                      "rocm-ring" (an operation beyond 64 outstanding ones
  *                      on a stream makes the submitter wait; default in hip,
  *                      "no-ring" to have none),
- *                      "rocm-lock" (stream synchronise holds the stream's lock)
+ *                      "rocm-lock" (stream synchronise holds the stream's
+ *                      lock), "graph-memops" (hip: of ROCm 7.3, which captures
+ *                      memory operations)
  *   FAKE_RTC_FAIL      what the run-time compilers say instead of compiling
  *   FAKE_RTC_VERSION   what they say that they are, 13.0
  *   FAKE_NCCL_VERSION  what ncclGetVersion says, 22809
@@ -65,6 +67,18 @@ typedef int (*fake_enqueue_fn)(void *stream, const char *what,
                                void (*run)(void *arg), void *arg);
 int fake_gpu_enqueue(void *stream, const char *what, const fake_range *ranges,
                      int ranges_count, void (*run)(void *arg), void *arg);
+/* The same for what may be captured: each replay runs a copy of its own, and
+ * every copy is freed. */
+typedef struct fake_kept {
+  void (*run)(void *arg);
+  void *(*copy)(const void *arg);
+  void (*drop)(void *arg);
+} fake_kept;
+int fake_gpu_enqueue_kept(void *stream, const char *what,
+                          const fake_range *ranges, int ranges_count,
+                          const fake_kept *kept, void *arg);
+/* Whether what is enqueued on the stream goes into a graph. */
+int fake_gpu_captures(void *stream);
 /* Memory behind a device or pinned address, for code that runs as a kernel. */
 void *fake_gpu_open(const void *device_memory);
 

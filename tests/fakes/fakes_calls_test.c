@@ -383,11 +383,16 @@ static gbi_cu_result allocate_some(void) {
 static gbi_cu_result use_legacy(void) {
   return cuStreamQuery(NULL);
 }
+static gbi_cu_result wait_for_outside(void) {
+  return cuStreamWaitEvent(captured, an_event, 0);
+}
 
 GB_TEST(fakes, forbidden_calls_break_a_capture) {
   start();
   captured = new_stream();
   an_event = new_event();
+  CU(cuEventRecord(an_event, new_stream()));
+  breaks(captured, wait_for_outside, 905);
   breaks(captured, synchronise_it, 900);
   breaks(captured, query_it, 900);
   breaks(captured, query_an_event, 900);

@@ -86,6 +86,7 @@ static void read_settings(void) {
   set->ring = has_word(profile, "rocm-ring") ||
               (fake_here.ring && !has_word(profile, "no-ring"));
   set->lock = has_word(profile, "rocm-lock");
+  set->graph_memops = has_word(profile, "graph-memops");
 }
 
 /* Hexadecimal digits, whatever stands between them; nor are a "GPU-" or

@@ -81,6 +81,7 @@ typedef enum fake_result {
   FAKE_CAPTURE_INVALIDATED,
   FAKE_CAPTURE_UNMATCHED,
   FAKE_CAPTURE_UNJOINED,
+  FAKE_CAPTURE_ISOLATION,
   FAKE_CAPTURE_IMPLICIT,
   FAKE_CAPTURE_THREAD,
   FAKE_CAPTURED_EVENT,
@@ -245,7 +246,7 @@ typedef struct fake_settings {
   int devices, queues, delay_us;
   uint64_t seed;
   size_t pinned_most;
-  bool checks, lazy, blocking, alloc_sync, ring, lock;
+  bool checks, lazy, blocking, alloc_sync, ring, lock, graph_memops;
 } fake_settings;
 
 /* Who gives up opens every gate at once, by a value that no gate waits for:

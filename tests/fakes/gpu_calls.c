@@ -126,6 +126,7 @@ unsigned int fake_code(fake_result result) {
                                                [FAKE_CAPTURE_INVALIDATED] = 901,
                                                [FAKE_CAPTURE_UNMATCHED] = 903,
                                                [FAKE_CAPTURE_UNJOINED] = 904,
+                                               [FAKE_CAPTURE_ISOLATION] = 905,
                                                [FAKE_CAPTURE_IMPLICIT] = 906,
                                                [FAKE_CAPTURED_EVENT] = 907,
                                                [FAKE_CAPTURE_THREAD] = 908};

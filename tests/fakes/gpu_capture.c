@@ -223,7 +223,7 @@ fake_result fake_capture_state(int device, void *handle, int *state_p,
 }
 
 static bool runs_at_once(const fake_op *op) {
-  return fake_here.eager_memops &&
+  return fake_here.eager_memops && !gpu.set.graph_memops &&
          (op->kind == FAKE_WAIT_VALUE || op->kind == FAKE_WRITE_VALUE);
 }
 
@@ -249,6 +249,12 @@ fake_result fake_capture_take_locked(fake_stream *stream, fake_op *op,
   if (result) {
     fake_op_free_locked(op);
     return result;
+  }
+  if (op->kind == FAKE_WAIT_EVENT && op->mark->capture != capture) {
+    /* What was recorded outside cannot be an edge of a graph. */
+    fake_capture_break_locked(capture);
+    fake_op_free_locked(op);
+    return FAKE_CAPTURE_ISOLATION;
   }
   if (op->kind == FAKE_RECORD) op->mark->capture = capture;
   if (op->kind == FAKE_RECORD || op->kind == FAKE_WAIT_EVENT) {

@@ -148,10 +148,9 @@ fake_result fake_host_function(int device, void *handle, void (*run)(void *),
   return result;
 }
 
-int fake_gpu_enqueue(void *handle, const char *what, const fake_range *ranges,
-                     int ranges_count, void (*run)(void *arg), void *arg) {
-  const void *site = called_from ? called_from : __builtin_return_address(0);
-  called_from = NULL;
+static int enqueue_kernel(void *handle, const char *what, const void *site,
+                          const fake_range *ranges, int ranges_count,
+                          const fake_kept *kept, void *arg) {
   fake_start();
   fake_lock();
   fake_stream *stream = fake_stream_at_locked(fake_here.device(), handle);
@@ -160,8 +159,10 @@ int fake_gpu_enqueue(void *handle, const char *what, const fake_range *ranges,
     fake_op *op = fake_op_new(FAKE_KERNEL);
     op->what = what;
     op->site = site;
-    op->run = run;
+    op->run = kept->run;
     op->arg = arg;
+    op->copy_arg = kept->copy;
+    op->drop = kept->drop;
     for (int i = 0; i < ranges_count; i++) {
       fake_memory_span_locked(ranges[i].begin, ranges[i].bytes);
       fake_op_range(op, ranges[i].begin, ranges[i].bytes,
@@ -172,4 +173,29 @@ int fake_gpu_enqueue(void *handle, const char *what, const fake_range *ranges,
   }
   fake_unlock();
   return (int)result;
+}
+
+int fake_gpu_enqueue(void *handle, const char *what, const fake_range *ranges,
+                     int ranges_count, void (*run)(void *arg), void *arg) {
+  const void *site = called_from ? called_from : __builtin_return_address(0);
+  fake_kept kept = {.run = run};
+  called_from = NULL;
+  return enqueue_kernel(handle, what, site, ranges, ranges_count, &kept, arg);
+}
+
+int fake_gpu_enqueue_kept(void *handle, const char *what,
+                          const fake_range *ranges, int ranges_count,
+                          const fake_kept *kept, void *arg) {
+  const void *site = called_from ? called_from : __builtin_return_address(0);
+  called_from = NULL;
+  return enqueue_kernel(handle, what, site, ranges, ranges_count, kept, arg);
+}
+
+int fake_gpu_captures(void *handle) {
+  fake_start();
+  fake_lock();
+  fake_stream *stream = fake_stream_at_locked(fake_here.device(), handle);
+  int captures = stream && stream->capture;
+  fake_unlock();
+  return captures;
 }

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { VERSION = 60200000 };
+enum { VERSION = 60200000, WITH_GRAPH_MEMOPS = 70300000 };
 
 struct hipUUID_t {
   char bytes[16];
@@ -53,6 +53,8 @@ static const struct {
      "operation not permitted when stream is capturing"},
     {901, "hipErrorStreamCaptureInvalidated",
      "operation failed due to a previous error during capture"},
+    {905, "hipErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
     {906, "hipErrorStreamCaptureImplicit",
      "operation would make the legacy stream depend on a capturing one"},
     {907, "hipErrorCapturedEvent",
@@ -92,13 +94,13 @@ gbi_hip_result hipInit(unsigned int flags) {
 
 gbi_hip_result hipDriverGetVersion(int *version) {
   FAKE_HIP_ENTER();
-  *version = VERSION;
+  *version = gpu.set.graph_memops ? WITH_GRAPH_MEMOPS : VERSION;
   return GBI_HIP_SUCCESS;
 }
 
 gbi_hip_result hipRuntimeGetVersion(int *version) {
   FAKE_HIP_ENTER();
-  *version = VERSION;
+  *version = gpu.set.graph_memops ? WITH_GRAPH_MEMOPS : VERSION;
   return GBI_HIP_SUCCESS;
 }
 

@@ -7,9 +7,7 @@
 #include "device/hip/hip_abi.h"
 #include "fakes/gpu.h"
 
-struct ihipGraph;
 struct hipGraphExec;
-struct hipUserObject;
 
 enum {
   FAKE_HIP_HOST_NON_COHERENT = (int)0x80000000,
@@ -17,49 +15,41 @@ enum {
 };
 
 /* As GBI_HIP_FUNCTIONS; `needed` says nothing. */
-#define FAKE_HIP_FUNCTIONS(X)                                                 \
-  X(hipInit, 0, (unsigned int))                                               \
-  X(hipRuntimeGetVersion, 0, (int *))                                         \
-  X(hipPeekAtLastError, 0, (void))                                            \
-  X(hipDeviceGet, 0, (gbi_hip_device *, int))                                 \
-  X(hipDeviceSynchronize, 0, (void))                                          \
-  X(hipMemGetInfo, 0, (size_t *, size_t *))                                   \
-  X(hipMemGetAddressRange, 0, (void **, size_t *, void *))                    \
-  X(hipExtMallocWithFlags, 0, (void **, size_t, unsigned int))                \
-  X(hipMemcpy, 0, (void *, const void *, size_t, unsigned int))               \
-  X(hipMemset, 0, (void *, int, size_t))                                      \
-  X(hipMemsetAsync, 0, (void *, int, size_t, gbi_hip_stream))                 \
-  X(hipStreamCreate, 0, (gbi_hip_stream *))                                   \
-  X(hipExtStreamCreateWithCUMask, 0,                                          \
-    (gbi_hip_stream *, uint32_t, const uint32_t *))                           \
-  X(hipStreamGetFlags, 0, (gbi_hip_stream, unsigned int *))                   \
-  X(hipStreamGetPriority, 0, (gbi_hip_stream, int *))                         \
-  X(hipStreamGetDevice, 0, (gbi_hip_stream, gbi_hip_device *))                \
-  X(hipStreamBeginCapture, 0, (gbi_hip_stream, unsigned int))                 \
-  X(hipStreamEndCapture, 0, (gbi_hip_stream, struct ihipGraph **))            \
-  X(hipStreamGetCaptureInfo, 0,                                               \
-    (gbi_hip_stream, unsigned int *, unsigned long long *))                   \
-  X(hipStreamGetCaptureInfo_v2, 0,                                            \
-    (gbi_hip_stream, unsigned int *, unsigned long long *,                    \
-     struct ihipGraph **, const void ***, size_t *))                          \
-  X(hipUserObjectCreate, 0,                                                   \
-    (struct hipUserObject **, void *, void (*)(void *), unsigned int,         \
-     unsigned int))                                                           \
-  X(hipUserObjectRelease, 0, (struct hipUserObject *, unsigned int))          \
-  X(hipGraphRetainUserObject, 0,                                              \
-    (struct ihipGraph *, struct hipUserObject *, unsigned int, unsigned int)) \
-  X(hipGraphInstantiate, 0,                                                   \
-    (struct hipGraphExec **, struct ihipGraph *, void **, char *, size_t))    \
-  X(hipGraphLaunch, 0, (struct hipGraphExec *, gbi_hip_stream))               \
-  X(hipGraphDestroy, 0, (struct ihipGraph *))                                 \
-  X(hipGraphExecDestroy, 0, (struct hipGraphExec *))                          \
-  X(hipEventCreate, 0, (gbi_hip_event *))                                     \
-  X(hipEventSynchronize, 0, (gbi_hip_event))                                  \
-  X(hipEventElapsedTime, 0, (float *, gbi_hip_event, gbi_hip_event))          \
-  X(hipStreamWaitValue32, 0,                                                  \
-    (gbi_hip_stream, void *, uint32_t, unsigned int, uint32_t))               \
-  X(hipStreamWriteValue32, 0,                                                 \
-    (gbi_hip_stream, void *, uint32_t, unsigned int))                         \
+#define FAKE_HIP_FUNCTIONS(X)                                              \
+  X(hipInit, 0, (unsigned int))                                            \
+  X(hipRuntimeGetVersion, 0, (int *))                                      \
+  X(hipPeekAtLastError, 0, (void))                                         \
+  X(hipDeviceGet, 0, (gbi_hip_device *, int))                              \
+  X(hipDeviceSynchronize, 0, (void))                                       \
+  X(hipMemGetInfo, 0, (size_t *, size_t *))                                \
+  X(hipMemGetAddressRange, 0, (void **, size_t *, void *))                 \
+  X(hipExtMallocWithFlags, 0, (void **, size_t, unsigned int))             \
+  X(hipMemcpy, 0, (void *, const void *, size_t, unsigned int))            \
+  X(hipMemset, 0, (void *, int, size_t))                                   \
+  X(hipMemsetAsync, 0, (void *, int, size_t, gbi_hip_stream))              \
+  X(hipStreamCreate, 0, (gbi_hip_stream *))                                \
+  X(hipExtStreamCreateWithCUMask, 0,                                       \
+    (gbi_hip_stream *, uint32_t, const uint32_t *))                        \
+  X(hipStreamGetFlags, 0, (gbi_hip_stream, unsigned int *))                \
+  X(hipStreamGetPriority, 0, (gbi_hip_stream, int *))                      \
+  X(hipStreamGetDevice, 0, (gbi_hip_stream, gbi_hip_device *))             \
+  X(hipStreamBeginCapture, 0, (gbi_hip_stream, unsigned int))              \
+  X(hipStreamEndCapture, 0, (gbi_hip_stream, struct ihipGraph **))         \
+  X(hipStreamGetCaptureInfo, 0,                                            \
+    (gbi_hip_stream, unsigned int *, unsigned long long *))                \
+  X(hipUserObjectRelease, 0, (struct hipUserObject *, unsigned int))       \
+  X(hipGraphInstantiate, 0,                                                \
+    (struct hipGraphExec **, struct ihipGraph *, void **, char *, size_t)) \
+  X(hipGraphLaunch, 0, (struct hipGraphExec *, gbi_hip_stream))            \
+  X(hipGraphDestroy, 0, (struct ihipGraph *))                              \
+  X(hipGraphExecDestroy, 0, (struct hipGraphExec *))                       \
+  X(hipEventCreate, 0, (gbi_hip_event *))                                  \
+  X(hipEventSynchronize, 0, (gbi_hip_event))                               \
+  X(hipEventElapsedTime, 0, (float *, gbi_hip_event, gbi_hip_event))       \
+  X(hipStreamWaitValue32, 0,                                               \
+    (gbi_hip_stream, void *, uint32_t, unsigned int, uint32_t))            \
+  X(hipStreamWriteValue32, 0,                                              \
+    (gbi_hip_stream, void *, uint32_t, unsigned int))                      \
   X(hipLaunchHostFunc, 0, (gbi_hip_stream, void (*)(void *), void *))
 
 #pragma GCC visibility push(default)

@@ -310,7 +310,8 @@ gbi_hip_result hipStreamGetCaptureInfo_v2(gbi_hip_stream stream,
                                           unsigned int *state,
                                           unsigned long long *id,
                                           struct ihipGraph **graph,
-                                          const void ***needs, size_t *count) {
+                                          struct hipGraphNode *const **needs,
+                                          size_t *count) {
   FAKE_HIP_ENTER();
   fake_graph *captured = NULL;
   unsigned int code = capture_info(stream, state, id, &captured);

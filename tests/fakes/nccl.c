@@ -164,6 +164,11 @@ static void wait_for_kernels(ncclComm_t comm) {
   while (atomic_load(&comm->running)) nap();
 }
 
+/* The real one polls for the end of what graphs hold too. */
+static void wait_for_graphs(ncclComm_t comm) {
+  while (atomic_load(&comm->graphs)) nap();
+}
+
 static void free_comm(ncclComm_t comm, int state) {
   fake_nccl_leave(comm, state);
   pthread_mutex_destroy(&comm->job_lock);
@@ -302,6 +307,7 @@ ncclResult_t pncclCommDestroy(ncclComm_t comm) {
   if (!is_comm(comm)) return ncclInvalidArgument;
   join_job(comm);
   wait_for_kernels(comm);
+  wait_for_graphs(comm);
   free_comm(comm, atomic_load(&comm->failed) ? FAKE_GONE : FAKE_LEFT);
   return ncclSuccess;
 }
@@ -313,6 +319,7 @@ ncclResult_t pncclCommAbort(ncclComm_t comm) {
   atomic_store(&comm->abort, true);
   join_job(comm);
   wait_for_kernels(comm);
+  wait_for_graphs(comm);
   free_comm(comm, FAKE_GONE);
   return ncclSuccess;
 }
@@ -486,15 +493,20 @@ static ncclResult_t enqueue(fake_plan *plan) {
   fake_range *ranges = malloc(2 * (size_t)plan->count * sizeof *ranges);
   if (!ranges) return ncclSystemError;
   int ranges_count = ranges_of(plan, ranges);
-  plan->ticket = comm->tickets++;
-  atomic_fetch_add(&comm->running, 1);
+  plan->kept = fake_nccl_captures(plan->stream);
+  if (!plan->kept) {
+    plan->ticket = comm->tickets++;
+    atomic_fetch_add(&comm->running, 1);
+  }
   int error = fake_nccl_enqueue(plan, name_of(plan), ranges, ranges_count,
                                 fake_nccl_run);
   free(ranges);
   if (error == 0) return ncclSuccess;
-  comm->tickets--;
-  atomic_fetch_sub(&comm->running, 1);
-  free(plan);
+  if (!plan->kept) {
+    comm->tickets--;
+    atomic_fetch_sub(&comm->running, 1);
+    free(plan);
+  }
   return refuse(ncclUnhandledCudaError, "the kernel could not be launched");
 }
 

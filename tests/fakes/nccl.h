@@ -106,6 +106,7 @@ typedef struct fake_call {
 typedef struct fake_plan {
   struct ncclComm *comm;
   uint64_t ticket;
+  int kept;  /* of a graph: has no ticket, and runs more than once */
   int fails; /* ncclResult_t, 0 */
   void *stream;
   int count;
@@ -128,6 +129,7 @@ struct ncclComm {
   _Atomic bool finalized;
   _Atomic bool unlinked;
   _Atomic int running;     /* kernels enqueued and not done */
+  _Atomic int graphs;      /* kernels that graphs hold, and their replays */
   uint64_t tickets;        /* launched */
   _Atomic uint64_t ticket; /* whose turn it is */
   uint64_t chunks;         /* of collectives so far; only in kernels */
@@ -153,6 +155,7 @@ void fake_nccl_say(const char *format, ...)
 int fake_nccl_enqueue(fake_plan *plan, const char *what,
                       const fake_range *ranges, int ranges_count,
                       void (*run)(void *arg));
+int fake_nccl_captures(void *stream);
 void *fake_nccl_open(const void *memory);
 int fake_nccl_device(void);
 int fake_nccl_memory(void **memory_p, size_t bytes);

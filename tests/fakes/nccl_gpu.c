@@ -6,9 +6,13 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static struct {
   fake_enqueue_fn enqueue;
+  int (*enqueue_kept)(void *stream, const char *what, const fake_range *ranges,
+                      int ranges_count, const fake_kept *kept, void *arg);
+  int (*captures)(void *stream);
   void (*called_from)(const void *site);
   void *(*open)(const void *memory);
   int (*device)(int *device);
@@ -32,6 +36,8 @@ static void bind(void) {
 #endif
   void *handle = dlopen(library, RTLD_NOW);
   *(void **)&gpu.enqueue = find(handle, "fake_gpu_enqueue");
+  *(void **)&gpu.enqueue_kept = find(handle, "fake_gpu_enqueue_kept");
+  *(void **)&gpu.captures = find(handle, "fake_gpu_captures");
   *(void **)&gpu.called_from = find(handle, "fake_gpu_called_from");
   *(void **)&gpu.open = find(handle, "fake_gpu_open");
   *(void **)&gpu.device = find(handle, names[0]);
@@ -43,12 +49,38 @@ static void bind(void) {
   abort();
 }
 
+static void *copy_plan(const void *arg) {
+  const fake_plan *plan = arg;
+  size_t bytes = sizeof *plan + sizeof plan->calls[0] * (size_t)plan->count;
+  void *copy = malloc(bytes);
+  if (!copy) abort();
+  atomic_fetch_add(&plan->comm->graphs, 1);
+  return memcpy(copy, plan, bytes);
+}
+
+static void drop_plan(void *arg) {
+  fake_plan *plan = arg;
+  struct ncclComm *comm = plan->comm;
+  free(plan);
+  atomic_fetch_sub(&comm->graphs, 1);
+}
+
 int fake_nccl_enqueue(fake_plan *plan, const char *what,
                       const fake_range *ranges, int ranges_count,
                       void (*run)(void *arg)) {
   pthread_once(&once, bind);
   gpu.called_from(plan->calls[0].site);
-  return gpu.enqueue(plan->stream, what, ranges, ranges_count, run, plan);
+  if (!plan->kept)
+    return gpu.enqueue(plan->stream, what, ranges, ranges_count, run, plan);
+  fake_kept kept = {run, copy_plan, drop_plan};
+  atomic_fetch_add(&plan->comm->graphs, 1);
+  return gpu.enqueue_kept(plan->stream, what, ranges, ranges_count, &kept,
+                          plan);
+}
+
+int fake_nccl_captures(void *stream) {
+  pthread_once(&once, bind);
+  return gpu.captures(stream);
 }
 
 void *fake_nccl_open(const void *memory) {

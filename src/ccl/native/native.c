@@ -123,6 +123,39 @@ gb_status gbi_native_check(gbi_native *native, gb_error *error) {
   return gbi_native_fail(native, state, what, error);
 }
 
+void gbi_native_captured(gbi_native *native) {
+  atomic_store(&native->captured, true);
+}
+
+typedef struct ending {
+  ncclResult_t (*end)(ncclComm_t comm);
+  ncclComm_t comm;
+} ending;
+
+static void *run_ending(void *arg) {
+  ending e = *(ending *)arg;
+  free(arg);
+  (void)e.end(e.comm);
+  return NULL;
+}
+
+/* Here, or where graphs hold its kernels on a thread of its own. What cannot be
+ * ended so is left: a process that waits for ever is worse. */
+static void end_comm(const gbi_native *native,
+                     ncclResult_t (*end)(ncclComm_t comm), ncclComm_t comm) {
+  if (!atomic_load(&native->captured)) {
+    (void)end(comm);
+    return;
+  }
+  pthread_t thread;
+  ending *e = gbi_malloc(sizeof *e);
+  if (e) *e = (ending){end, comm};
+  if (e && pthread_create(&thread, NULL, run_ending, e) == 0)
+    pthread_detach(thread);
+  else
+    free(e);
+}
+
 void gbi_native_abort(gbi_native *native) {
   atomic_store(&native->aborted, true);
   uint64_t deadline_ns = gbi_deadline_after_ms(INSIDE_MOST_MS);
@@ -135,7 +168,7 @@ void gbi_native_abort(gbi_native *native) {
   ncclComm_t comm = atomic_exchange(&native->comm, NULL);
   if (held) pthread_mutex_unlock(&native->inside);
   /* Outside: it waits for the communicator's kernels to end. */
-  if (comm) (void)native->nccl->ncclCommAbort(comm);
+  if (comm) end_comm(native, native->nccl->ncclCommAbort, comm);
 }
 
 static void free_native(gbi_native *native) {
@@ -213,7 +246,7 @@ void gbi_native_close(gbi_native *native, uint64_t deadline_ns) {
   if (!native) return;
   if (finalize(native, deadline_ns)) {
     ncclComm_t comm = atomic_exchange(&native->comm, NULL);
-    (void)native->nccl->ncclCommDestroy(comm);
+    end_comm(native, native->nccl->ncclCommDestroy, comm);
   } else {
     gbi_native_abort(native);
   }

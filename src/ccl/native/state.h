@@ -77,6 +77,7 @@ struct gbi_native {
   pthread_mutex_t inside;
   _Atomic(ncclComm_t) comm; /* NULL: aborted */
   _Atomic bool aborted;
+  _Atomic bool captured; /* graphs hold kernels of it */
   _Atomic int failed; /* the ncclResult_t that it failed with, 0 */
   bool in_group;
   gbi_native_call *calls; /* of the group; the array is kept */

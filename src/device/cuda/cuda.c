@@ -2,6 +2,7 @@
  * library may bring a runtime of its own; streams and events are the same in
  * both. The device's primary context, torch's own, is pushed for each call and
  * popped after it. */
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "device/cuda/cuda_abi.h"
@@ -177,6 +178,7 @@ static gb_status look(int index, gbi_device_facts *facts, gb_error *error) {
   facts->flags =
       api.cuStreamWaitValue64_v2 && api.cuStreamWriteValue64_v2 &&
       attribute(device, GBI_CU_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+  facts->captures_flags = facts->flags;
   return GB_OK;
 }
 
@@ -223,7 +225,9 @@ static gb_status stream_new(gbi_device *device, gbi_stream *stream_p,
   gbi_cu_stream stream = NULL;
   GBI_TRY(enter(of(device), error));
   gbi_cu_result result =
-      api.cuStreamCreate(&stream, GBI_CU_STREAM_NON_BLOCKING);
+      api.cuStreamCreate(&stream, GBI_FAULT("gpu.blocking") == GBI_FAULT_FAIL
+                                      ? 0
+                                      : GBI_CU_STREAM_NON_BLOCKING);
   GBI_TRY(leave(of(device), result, "make a stream", error));
   *stream_p = stream;
   return GB_OK;
@@ -494,6 +498,41 @@ static void own_thread(gbi_device *device) {
   (void)api.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+static void swap_capture_mode(gbi_device *device, unsigned int *mode) {
+  (void)device;
+  (void)api.cuThreadExchangeStreamCaptureMode(mode);
+}
+
+static gbi_cu_result tie_to_graph(gbi_cu_stream stream, void (*gone)(void *arg),
+                                  void *arg) {
+  unsigned int state = GBI_CU_CAPTURE_STATUS_NONE;
+  struct CUgraph_st *graph = NULL;
+  struct CUuserObject_st *object = NULL;
+  gbi_cu_result result = api.cuStreamGetCaptureInfo_v3(
+      stream, &state, NULL, &graph, NULL, NULL, NULL);
+  if (!result && !graph) result = GBI_CU_ERROR_INVALID_VALUE;
+  if (!result)
+    result = api.cuUserObjectCreate(&object, arg, gone, 1,
+                                    GBI_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (!result)
+    result = api.cuGraphRetainUserObject(graph, object, 1,
+                                         GBI_CU_GRAPH_USER_OBJECT_MOVE);
+  return result;
+}
+
+static gb_status at_end_of_graph(gbi_device *device, gbi_stream stream,
+                                 void (*gone)(void *arg), void *arg,
+                                 gb_error *error) {
+  if (!api.cuStreamGetCaptureInfo_v3 || !api.cuUserObjectCreate ||
+      !api.cuGraphRetainUserObject)
+    return gbi_fail(error, GB_ERR_UNSUPPORTED,
+                    "this CUDA driver does not tell when a graph ends: needed "
+                    "is one of CUDA 12.3, 545 or later");
+  GBI_TRY(enter(of(device), error));
+  gbi_cu_result result = tie_to_graph(stream, gone, arg);
+  return leave(of(device), result, "keep memory with a graph", error);
+}
+
 static void close_device(gbi_device *device) {
   if (!device) return;
   (void)api.cuDevicePrimaryCtxRelease_v2(of(device)->device);
@@ -531,6 +570,8 @@ static const gbi_device_ops ops = {
     .module_function = module_function,
     .launch = launch,
     .own_thread = own_thread,
+    .swap_capture_mode = swap_capture_mode,
+    .at_end_of_graph = at_end_of_graph,
 };
 
 static gb_status open_device(int index, gbi_device **device_p,

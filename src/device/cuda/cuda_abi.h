@@ -19,6 +19,10 @@ struct CUevent_st;
 struct CUuuid_st;
 struct CUmod_st;
 struct CUfunc_st;
+struct CUgraph_st;
+struct CUgraphNode_st;
+struct CUgraphEdgeData_st;
+struct CUuserObject_st;
 
 typedef unsigned int gbi_cu_result;        /* CUresult */
 typedef int gbi_cu_device;                 /* CUdevice */
@@ -72,7 +76,9 @@ enum {
   GBI_CU_WAIT_VALUE_GEQ = 0,
   GBI_CU_WRITE_VALUE_DEFAULT = 0,
   GBI_CU_CAPTURE_MODE_RELAXED = 2, /* CUstreamCaptureMode */
-  GBI_CU_CAPTURE_STATUS_NONE = 0   /* CUstreamCaptureStatus */
+  GBI_CU_CAPTURE_STATUS_NONE = 0,  /* CUstreamCaptureStatus */
+  GBI_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
+  GBI_CU_GRAPH_USER_OBJECT_MOVE = 1
 };
 
 /* X(name, needed, arguments); all return CUresult. Those that are not needed
@@ -100,6 +106,16 @@ enum {
   X(cuStreamQuery, 1, (gbi_cu_stream))                                         \
   X(cuStreamSynchronize, 1, (gbi_cu_stream))                                   \
   X(cuStreamIsCapturing, 1, (gbi_cu_stream, unsigned int *))                   \
+  X(cuStreamGetCaptureInfo_v3, 0,                                              \
+    (gbi_cu_stream, unsigned int *, uint64_t *, struct CUgraph_st **,          \
+     struct CUgraphNode_st *const **, const struct CUgraphEdgeData_st **,      \
+     size_t *))                                                                \
+  X(cuUserObjectCreate, 0,                                                     \
+    (struct CUuserObject_st **, void *, void (*)(void *), unsigned int,        \
+     unsigned int))                                                            \
+  X(cuGraphRetainUserObject, 0,                                                \
+    (struct CUgraph_st *, struct CUuserObject_st *, unsigned int,              \
+     unsigned int))                                                            \
   X(cuStreamWaitEvent, 1, (gbi_cu_stream, gbi_cu_event, unsigned int))         \
   X(cuStreamWaitValue64_v2, 0,                                                 \
     (gbi_cu_stream, gbi_cu_address, uint64_t, unsigned int))                   \
@@ -125,8 +141,7 @@ enum {
     (unsigned int, unsigned int *, void **, gbi_cu_address))                   \
   X(cuModuleLoadData, 1, (gbi_cu_module *, const void *))                      \
   X(cuModuleUnload, 1, (gbi_cu_module))                                        \
-  X(cuModuleGetFunction, 1,                                                    \
-    (gbi_cu_function *, gbi_cu_module, const char *))                          \
+  X(cuModuleGetFunction, 1, (gbi_cu_function *, gbi_cu_module, const char *))  \
   X(cuLaunchKernel, 1,                                                         \
     (gbi_cu_function, unsigned int, unsigned int, unsigned int, unsigned int,  \
      unsigned int, unsigned int, unsigned int, gbi_cu_stream, void **,         \

@@ -13,6 +13,7 @@
  * - While a stream captures, a wait for a flag is not captured before ROCm 7.3,
  *   but run at once: whoever uses wait_flag asks stream_captures first. */
 #include "base/config.h"
+#include "base/fault.h"
 #include "base/memory.h"
 #include "base/log.h"
 #include "device/hip/hip_abi.h"
@@ -26,7 +27,7 @@
 #include <string.h>
 
 /* Of hipDriverGetVersion. Older ones number the kinds of memory otherwise. */
-enum { OLDEST = 60000000 };
+enum { OLDEST = 60000000, CAPTURES_FLAGS = 70300000 };
 
 /* Written once, before the first device is counted. */
 static struct {
@@ -223,6 +224,7 @@ static gb_status look(int index, gbi_device_facts *facts, gb_error *error) {
       &can_wait, GBI_HIP_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE, index));
   facts->flags =
       told && can_wait && api.hipStreamWaitValue64 && api.hipStreamWriteValue64;
+  facts->captures_flags = facts->flags && facts->driver >= CAPTURES_FLAGS;
   return GB_OK;
 }
 
@@ -269,6 +271,8 @@ static const char pinned_way_out[] =
 
 static gbi_hip_result make_stream(gbi_hip_stream *stream_p) {
   int least = 0, greatest = 0;
+  if (GBI_FAULT("gpu.blocking") == GBI_FAULT_FAIL)
+    return api.hipStreamCreateWithFlags(stream_p, 0);
   if (api.hipDeviceGetStreamPriorityRange && api.hipStreamCreateWithPriority &&
       worked(api.hipDeviceGetStreamPriorityRange(&least, &greatest)) &&
       worked(api.hipStreamCreateWithPriority(
@@ -573,6 +577,45 @@ static void own_thread(gbi_device *device) {
   (void)worked(api.hipThreadExchangeStreamCaptureMode(&mode));
 }
 
+static void swap_capture_mode(gbi_device *device, unsigned int *mode) {
+  (void)device;
+  (void)worked(api.hipThreadExchangeStreamCaptureMode(mode));
+}
+
+static gbi_hip_result tie_to_graph(gbi_hip_stream stream,
+                                   void (*gone)(void *arg), void *arg) {
+  unsigned int state = GBI_HIP_CAPTURE_STATUS_NONE;
+  unsigned long long id = 0;
+  struct ihipGraph *graph = NULL;
+  struct hipGraphNode *const *nodes = NULL;
+  struct hipUserObject *object = NULL;
+  size_t count = 0;
+  gbi_hip_result result = api.hipStreamGetCaptureInfo_v2(
+      stream, &state, &id, &graph, &nodes, &count);
+  if (!result && !graph) result = GBI_HIP_ERROR_INVALID_VALUE;
+  if (!result)
+    result = api.hipUserObjectCreate(&object, arg, gone, 1,
+                                     GBI_HIP_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  if (!result)
+    result = api.hipGraphRetainUserObject(graph, object, 1,
+                                          GBI_HIP_GRAPH_USER_OBJECT_MOVE);
+  return result;
+}
+
+static gb_status at_end_of_graph(gbi_device *device, gbi_stream stream,
+                                 void (*gone)(void *arg), void *arg,
+                                 gb_error *error) {
+  int before;
+  if (!api.hipStreamGetCaptureInfo_v2 || !api.hipUserObjectCreate ||
+      !api.hipGraphRetainUserObject)
+    return gbi_fail(error, GB_ERR_UNSUPPORTED,
+                    "the HIP runtime %s does not tell when a graph ends",
+                    runtime.path);
+  GBI_TRY(enter(device, &before, error));
+  gbi_hip_result result = tie_to_graph(stream, gone, arg);
+  return leave(device, before, result, "keep memory with a graph", error);
+}
+
 static void close_device(gbi_device *device) {
   free(device);
 }
@@ -608,6 +651,8 @@ static const gbi_device_ops ops = {
     .module_function = module_function,
     .launch = launch,
     .own_thread = own_thread,
+    .swap_capture_mode = swap_capture_mode,
+    .at_end_of_graph = at_end_of_graph,
 };
 
 static gb_status open_device(int index, gbi_device **device_p,

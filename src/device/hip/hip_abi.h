@@ -17,6 +17,9 @@ struct ihipModuleSymbol_t;
 struct hipUUID_t;
 struct hipPointerAttribute_t;
 struct hipDeviceProp_tR0600;
+struct ihipGraph;
+struct hipGraphNode;
+struct hipUserObject;
 
 typedef unsigned int gbi_hip_result; /* hipError_t */
 typedef int gbi_hip_device;          /* hipDevice_t */
@@ -55,7 +58,9 @@ enum {
   GBI_HIP_WAIT_VALUE_GTE = 0,
   GBI_HIP_CAPTURE_MODE_RELAXED = 2, /* hipStreamCaptureMode */
   GBI_HIP_CAPTURE_STATUS_NONE = 0,  /* hipStreamCaptureStatus */
-  GBI_HIP_COPY_HOST_TO_DEVICE = 1,  /* hipMemcpyKind */
+  GBI_HIP_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
+  GBI_HIP_GRAPH_USER_OBJECT_MOVE = 1,
+  GBI_HIP_COPY_HOST_TO_DEVICE = 1, /* hipMemcpyKind */
   GBI_HIP_COPY_DEVICE_TO_HOST = 2,
   GBI_HIP_COPY_DEVICE_TO_DEVICE = 3
 };
@@ -87,54 +92,62 @@ enum {
 };
 
 /* X(name, needed, arguments); all return hipError_t. */
-#define GBI_HIP_FUNCTIONS(X)                                               \
-  X(hipDriverGetVersion, 1, (int *))                                       \
-  X(hipGetLastError, 1, (void))                                            \
-  X(hipGetDeviceCount, 1, (int *))                                         \
-  X(hipGetDevice, 1, (int *))                                              \
-  X(hipSetDevice, 1, (int))                                                \
-  X(hipDeviceGetName, 1, (char *, int, gbi_hip_device))                    \
-  X(hipDeviceGetUuid, 0, (struct hipUUID_t *, gbi_hip_device))             \
-  X(hipDeviceGetPCIBusId, 1, (char *, int, int))                           \
-  X(hipDeviceGetAttribute, 1, (int *, unsigned int, int))                  \
-  X(hipDeviceTotalMem, 1, (size_t *, gbi_hip_device))                      \
-  X(hipGetDevicePropertiesR0600, 0, (struct hipDeviceProp_tR0600 *, int))  \
-  X(hipThreadExchangeStreamCaptureMode, 1, (unsigned int *))               \
-  X(hipDeviceGetStreamPriorityRange, 0, (int *, int *))                    \
-  X(hipStreamCreateWithPriority, 0, (gbi_hip_stream *, unsigned int, int)) \
-  X(hipStreamCreateWithFlags, 1, (gbi_hip_stream *, unsigned int))         \
-  X(hipStreamDestroy, 1, (gbi_hip_stream))                                 \
-  X(hipStreamQuery, 1, (gbi_hip_stream))                                   \
-  X(hipStreamSynchronize, 1, (gbi_hip_stream))                             \
-  X(hipStreamIsCapturing, 1, (gbi_hip_stream, unsigned int *))             \
-  X(hipStreamWaitEvent, 1, (gbi_hip_stream, gbi_hip_event, unsigned int))  \
-  X(hipStreamWaitValue64, 0,                                               \
-    (gbi_hip_stream, void *, uint64_t, unsigned int, uint64_t))            \
-  X(hipStreamWriteValue64, 0,                                              \
-    (gbi_hip_stream, void *, uint64_t, unsigned int))                      \
-  X(hipEventCreateWithFlags, 1, (gbi_hip_event *, unsigned int))           \
-  X(hipEventDestroy, 1, (gbi_hip_event))                                   \
-  X(hipEventRecord, 1, (gbi_hip_event, gbi_hip_stream))                    \
-  X(hipEventQuery, 1, (gbi_hip_event))                                     \
-  X(hipMalloc, 1, (void **, size_t))                                       \
-  X(hipFree, 1, (void *))                                                  \
-  X(hipHostMalloc, 1, (void **, size_t, unsigned int))                     \
-  X(hipHostFree, 1, (void *))                                              \
-  X(hipHostRegister, 1, (void *, size_t, unsigned int))                    \
-  X(hipHostUnregister, 1, (void *))                                        \
-  X(hipHostGetDevicePointer, 1, (void **, void *, unsigned int))           \
-  X(hipMemcpyAsync, 1,                                                     \
-    (void *, const void *, size_t, unsigned int, gbi_hip_stream))          \
-  X(hipPointerGetAttributes, 1,                                            \
-    (struct hipPointerAttribute_t *, const void *))                        \
-  X(hipModuleLoadData, 1, (gbi_hip_module *, const void *))                \
-  X(hipModuleUnload, 1, (gbi_hip_module))                                  \
-  X(hipModuleGetFunction, 1,                                               \
-    (gbi_hip_function *, gbi_hip_module, const char *))                    \
-  X(hipModuleLaunchKernel, 1,                                              \
-    (gbi_hip_function, unsigned int, unsigned int, unsigned int,           \
-     unsigned int, unsigned int, unsigned int, unsigned int,               \
-     gbi_hip_stream, void **, void **))
+#define GBI_HIP_FUNCTIONS(X)                                                   \
+  X(hipDriverGetVersion, 1, (int *))                                           \
+  X(hipGetLastError, 1, (void))                                                \
+  X(hipGetDeviceCount, 1, (int *))                                             \
+  X(hipGetDevice, 1, (int *))                                                  \
+  X(hipSetDevice, 1, (int))                                                    \
+  X(hipDeviceGetName, 1, (char *, int, gbi_hip_device))                        \
+  X(hipDeviceGetUuid, 0, (struct hipUUID_t *, gbi_hip_device))                 \
+  X(hipDeviceGetPCIBusId, 1, (char *, int, int))                               \
+  X(hipDeviceGetAttribute, 1, (int *, unsigned int, int))                      \
+  X(hipDeviceTotalMem, 1, (size_t *, gbi_hip_device))                          \
+  X(hipGetDevicePropertiesR0600, 0, (struct hipDeviceProp_tR0600 *, int))      \
+  X(hipThreadExchangeStreamCaptureMode, 1, (unsigned int *))                   \
+  X(hipDeviceGetStreamPriorityRange, 0, (int *, int *))                        \
+  X(hipStreamCreateWithPriority, 0, (gbi_hip_stream *, unsigned int, int))     \
+  X(hipStreamCreateWithFlags, 1, (gbi_hip_stream *, unsigned int))             \
+  X(hipStreamDestroy, 1, (gbi_hip_stream))                                     \
+  X(hipStreamQuery, 1, (gbi_hip_stream))                                       \
+  X(hipStreamSynchronize, 1, (gbi_hip_stream))                                 \
+  X(hipStreamIsCapturing, 1, (gbi_hip_stream, unsigned int *))                 \
+  X(hipStreamWaitEvent, 1, (gbi_hip_stream, gbi_hip_event, unsigned int))      \
+  X(hipStreamWaitValue64, 0,                                                   \
+    (gbi_hip_stream, void *, uint64_t, unsigned int, uint64_t))                \
+  X(hipStreamWriteValue64, 0,                                                  \
+    (gbi_hip_stream, void *, uint64_t, unsigned int))                          \
+  X(hipEventCreateWithFlags, 1, (gbi_hip_event *, unsigned int))               \
+  X(hipEventDestroy, 1, (gbi_hip_event))                                       \
+  X(hipEventRecord, 1, (gbi_hip_event, gbi_hip_stream))                        \
+  X(hipEventQuery, 1, (gbi_hip_event))                                         \
+  X(hipMalloc, 1, (void **, size_t))                                           \
+  X(hipFree, 1, (void *))                                                      \
+  X(hipHostMalloc, 1, (void **, size_t, unsigned int))                         \
+  X(hipHostFree, 1, (void *))                                                  \
+  X(hipHostRegister, 1, (void *, size_t, unsigned int))                        \
+  X(hipHostUnregister, 1, (void *))                                            \
+  X(hipHostGetDevicePointer, 1, (void **, void *, unsigned int))               \
+  X(hipMemcpyAsync, 1,                                                         \
+    (void *, const void *, size_t, unsigned int, gbi_hip_stream))              \
+  X(hipPointerGetAttributes, 1,                                                \
+    (struct hipPointerAttribute_t *, const void *))                            \
+  X(hipModuleLoadData, 1, (gbi_hip_module *, const void *))                    \
+  X(hipModuleUnload, 1, (gbi_hip_module))                                      \
+  X(hipModuleGetFunction, 1,                                                   \
+    (gbi_hip_function *, gbi_hip_module, const char *))                        \
+  X(hipModuleLaunchKernel, 1,                                                  \
+    (gbi_hip_function, unsigned int, unsigned int, unsigned int, unsigned int, \
+     unsigned int, unsigned int, unsigned int, gbi_hip_stream, void **,        \
+     void **))                                                                 \
+  X(hipStreamGetCaptureInfo_v2, 0,                                             \
+    (gbi_hip_stream, unsigned int *, unsigned long long *,                     \
+     struct ihipGraph **, struct hipGraphNode *const **, size_t *))            \
+  X(hipUserObjectCreate, 0,                                                    \
+    (struct hipUserObject **, void *, void (*)(void *), unsigned int,          \
+     unsigned int))                                                            \
+  X(hipGraphRetainUserObject, 0,                                               \
+    (struct ihipGraph *, struct hipUserObject *, unsigned int, unsigned int))
 
 typedef struct gbi_hip_api {
 #define GBI_HIP_SLOT(name, needed, arguments) gbi_hip_result(*name) arguments;

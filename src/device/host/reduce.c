@@ -40,7 +40,9 @@ static const gbi_kernels *kernels_in_use(void) {
   return kernels;
 }
 
-const char *gbi_kernels_name(void) { return kernels_in_use()->name; }
+const char *gbi_kernels_name(void) {
+  return kernels_in_use()->name;
+}
 
 bool gbi_kernels_select(const char *name) {
   for (size_t i = 0; i < GBI_COUNT(variants); i++)

@@ -33,7 +33,8 @@ static double half_value(uint16_t h, gb_dtype dtype) {
   if (dtype == GB_BFLOAT16) return float_of((uint32_t)h << 16);
   int e = h >> 10 & 31, m = h & 1023;
   double v = e == 31 ? (m ? NAN : INFINITY)
-                     : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+             : e     ? ldexp(1024 + m, e - 25)
+                     : ldexp(m, -24);
   return h & 0x8000 ? -v : v;
 }
 
@@ -58,15 +59,17 @@ static uint16_t half_of(double v, gb_dtype dtype) {
   return sign | (uint16_t)GBI_MIN(bits, inf);
 }
 
-static float canonical(float f) { return isnan(f) ? float_of(0x7fc00000) : f; }
+static float canonical(float f) {
+  return isnan(f) ? float_of(0x7fc00000) : f;
+}
 
 static double combine_ref(double a, double b, gb_redop op) {
   if (op == GB_SUM) return a + b;
   if (op == GB_PRODUCT) return a * b;
   if (isnan(a) || isnan(b)) return NAN;
   if (a == b) {
-    bool minus = op == GB_MAX ? signbit(a) && signbit(b)
-                              : signbit(a) || signbit(b);
+    bool minus =
+        op == GB_MAX ? signbit(a) && signbit(b) : signbit(a) || signbit(b);
     return a == 0 ? (minus ? -0.0 : 0.0) : a;
   }
   return (op == GB_MAX) == (a > b) ? a : b;
@@ -79,8 +82,8 @@ static uint16_t half_ref(uint16_t a, uint16_t b, gb_dtype dtype, gb_redop op) {
 }
 
 /* Runs `body` once per variant of this machine. */
-#define EACH_VARIANT                                                           \
-  for (size_t v_ = 0; v_ < GBI_COUNT(names); v_++)                             \
+#define EACH_VARIANT                               \
+  for (size_t v_ = 0; v_ < GBI_COUNT(names); v_++) \
     if (gbi_kernels_select(names[v_]))
 
 /* ---- halves ---- */
@@ -104,9 +107,11 @@ static void all_halves(gb_dtype dtype) {
         gbi_combine_kernel(dtype, ops[o])(got, a, b, 65536);
         for (uint32_t i = 0; i < 65536; i++)
           if (got[i] != want[i])
-            gb_test_fail(__FILE__, __LINE__, "%s %s %s: %#x, %#x gave %#x, "
-                         "not %#x", names[v_], gb_dtype_name(dtype),
-                         gb_redop_name(ops[o]), a[i], b[i], got[i], want[i]);
+            gb_test_fail(__FILE__, __LINE__,
+                         "%s %s %s: %#x, %#x gave %#x, "
+                         "not %#x",
+                         names[v_], gb_dtype_name(dtype), gb_redop_name(ops[o]),
+                         a[i], b[i], got[i], want[i]);
         memcpy(got, b, sizeof b);
         gbi_reduce_kernel(dtype, ops[o])(got, a, 65536);
         GB_CHECK(!memcmp(got, want, sizeof want));
@@ -115,8 +120,12 @@ static void all_halves(gb_dtype dtype) {
   }
 }
 
-GB_TEST(reduce, all_float16) { all_halves(GB_FLOAT16); }
-GB_TEST(reduce, all_bfloat16) { all_halves(GB_BFLOAT16); }
+GB_TEST(reduce, all_float16) {
+  all_halves(GB_FLOAT16);
+}
+GB_TEST(reduce, all_bfloat16) {
+  all_halves(GB_BFLOAT16);
+}
 
 GB_TEST(reduce, float16_sums_of_s073) {
   /* 1+2^-11, 1+3*2^-11, 2048+1, max+max, least+least */
@@ -135,8 +144,7 @@ GB_TEST(reduce, halves_wide_and_back) {
   static float wide[65536], in[65536];
   static const int divisors[] = {1, 2, 3, 4, 7, 8, 1000};
   for (uint32_t i = 0; i < 65536; i++) half[i] = (uint16_t)i;
-  for (int dtype = GB_FLOAT16; dtype <= GB_BFLOAT16; dtype++)
-    EACH_VARIANT {
+  for (int dtype = GB_FLOAT16; dtype <= GB_BFLOAT16; dtype++) EACH_VARIANT {
       gbi_wide_load(wide, half, 65533, (gb_dtype)dtype, 0.1);
       for (uint32_t i = 0; i < 65533; i++) {
         float v = (float)half_value(half[i], (gb_dtype)dtype) * (float)0.1;
@@ -152,15 +160,14 @@ GB_TEST(reduce, halves_wide_and_back) {
         memcpy(got, half, sizeof got);
         gbi_divide(got, 65535, (gb_dtype)dtype, divisors[d]);
         for (uint32_t i = 0; i < 65535; i++)
-          GB_CHECK_INT(got[i], half_of(canonical(wide[i] / by),
-                                       (gb_dtype)dtype));
+          GB_CHECK_INT(got[i],
+                       half_of(canonical(wide[i] / by), (gb_dtype)dtype));
         /* Sums beyond a half's range, and every low bit. */
         for (uint32_t i = 0; i < 65536; i++)
           in[i] = float_of(i * 65521u + (uint32_t)d * 77);
         gbi_wide_store(got, in, 65533, (gb_dtype)dtype, divisors[d]);
         for (uint32_t i = 0; i < 65533; i++)
-          GB_CHECK_INT(got[i], half_of(canonical(in[i] / by),
-                                       (gb_dtype)dtype));
+          GB_CHECK_INT(got[i], half_of(canonical(in[i] / by), (gb_dtype)dtype));
       }
     }
   /* S074: the mean of what cannot be summed. */
@@ -178,17 +185,29 @@ static uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-static const uint64_t specials[] = {
-    0, UINT64_C(0x8000000000000000), 1, UINT64_C(0x8000000000000001),
-    UINT64_C(0x7ff0000000000000), UINT64_C(0xfff0000000000000),
-    UINT64_C(0x7ff0000000000001), UINT64_C(0xfff8000000000123),
-    UINT64_C(0x7fefffffffffffff), UINT64_C(0xffefffffffffffff),
-    UINT64_C(0x3ff0000000000000), UINT64_C(0x000fffffffffffff),
-    UINT64_C(0x0010000000000000), UINT64_C(0x7fffffffffffffff), UINT64_MAX,
-    UINT64_C(0x7f8000017f800000), UINT64_C(0xff80000080000000),
-    UINT64_C(0x0000000100000001), UINT64_C(0x8000000180000001),
-    UINT64_C(0x7f7fffff007fffff), UINT64_C(0xffc0123400800000),
-    UINT64_C(0x7f7f80ff017f8001), UINT64_C(0x4b8000003f800000)};
+static const uint64_t specials[] = {0,
+                                    UINT64_C(0x8000000000000000),
+                                    1,
+                                    UINT64_C(0x8000000000000001),
+                                    UINT64_C(0x7ff0000000000000),
+                                    UINT64_C(0xfff0000000000000),
+                                    UINT64_C(0x7ff0000000000001),
+                                    UINT64_C(0xfff8000000000123),
+                                    UINT64_C(0x7fefffffffffffff),
+                                    UINT64_C(0xffefffffffffffff),
+                                    UINT64_C(0x3ff0000000000000),
+                                    UINT64_C(0x000fffffffffffff),
+                                    UINT64_C(0x0010000000000000),
+                                    UINT64_C(0x7fffffffffffffff),
+                                    UINT64_MAX,
+                                    UINT64_C(0x7f8000017f800000),
+                                    UINT64_C(0xff80000080000000),
+                                    UINT64_C(0x0000000100000001),
+                                    UINT64_C(0x8000000180000001),
+                                    UINT64_C(0x7f7fffff007fffff),
+                                    UINT64_C(0xffc0123400800000),
+                                    UINT64_C(0x7f7f80ff017f8001),
+                                    UINT64_C(0x4b8000003f800000)};
 enum { SPECIALS = GBI_COUNT(specials) };
 
 static void float_reference(uint8_t *out, const uint8_t *a, const uint8_t *b,
@@ -377,31 +396,82 @@ typedef struct float8 {
   bool fnuz;
   uint8_t most, over, nan; /* codes */
   /* Conversions that PyTorch 2.13 made: float32 bits, code. */
-  struct { uint32_t value; uint8_t code; } known[10];
+  struct {
+    uint32_t value;
+    uint8_t code;
+  } known[10];
 } float8;
 
 /* Besides zero and NaN: two subnormals, ties and what lies beside them, the
  * largest value, the tie above it, what follows and infinity. */
 static const float8 float8s[] = {
-    {GB_FLOAT8_E4M3FN, 3, 7, false, 0x7e, 0x7e, 0x7f,
-     {{0x3b000000, 0x01}, {0x3c600000, 0x07}, {0x42f80000, 0x70},
-      {0xc2f7ffff, 0xef}, {0x43e00000, 0x7e}, {0x43e80000, 0x7e},
-      {0x43e88000, 0x7e}, {0xc3fa0000, 0xfe}, {0x7f800000, 0x7e},
+    {GB_FLOAT8_E4M3FN,
+     3,
+     7,
+     false,
+     0x7e,
+     0x7e,
+     0x7f,
+     {{0x3b000000, 0x01},
+      {0x3c600000, 0x07},
+      {0x42f80000, 0x70},
+      {0xc2f7ffff, 0xef},
+      {0x43e00000, 0x7e},
+      {0x43e80000, 0x7e},
+      {0x43e88000, 0x7e},
+      {0xc3fa0000, 0xfe},
+      {0x7f800000, 0x7e},
       {0x80000000, 0x80}}},
-    {GB_FLOAT8_E5M2, 2, 15, false, 0x7b, 0x7c, 0x7f,
-     {{0x37800000, 0x01}, {0x38e00000, 0x07}, {0x43e80000, 0x5f},
-      {0x43f00000, 0x60}, {0x47600000, 0x7b}, {0x476fff00, 0x7b},
-      {0x47700000, 0x7c}, {0xce6e6b28, 0xfc}, {0xff800000, 0xfc},
+    {GB_FLOAT8_E5M2,
+     2,
+     15,
+     false,
+     0x7b,
+     0x7c,
+     0x7f,
+     {{0x37800000, 0x01},
+      {0x38e00000, 0x07},
+      {0x43e80000, 0x5f},
+      {0x43f00000, 0x60},
+      {0x47600000, 0x7b},
+      {0x476fff00, 0x7b},
+      {0x47700000, 0x7c},
+      {0xce6e6b28, 0xfc},
+      {0xff800000, 0xfc},
       {0x80000000, 0x80}}},
-    {GB_FLOAT8_E4M3FNUZ, 3, 8, true, 0x7f, 0x80, 0x80,
-     {{0x3a800000, 0x01}, {0x3be00000, 0x07}, {0x43300000, 0x7b},
-      {0xc3700000, 0xff}, {0x4377e666, 0x7f}, {0x43780000, 0x80},
-      {0xc3780000, 0x80}, {0x43fa0000, 0x80}, {0x7f800000, 0x80},
+    {GB_FLOAT8_E4M3FNUZ,
+     3,
+     8,
+     true,
+     0x7f,
+     0x80,
+     0x80,
+     {{0x3a800000, 0x01},
+      {0x3be00000, 0x07},
+      {0x43300000, 0x7b},
+      {0xc3700000, 0xff},
+      {0x4377e666, 0x7f},
+      {0x43780000, 0x80},
+      {0xc3780000, 0x80},
+      {0x43fa0000, 0x80},
+      {0x7f800000, 0x80},
       {0x80000000, 0x00}}},
-    {GB_FLOAT8_E5M2FNUZ, 2, 16, true, 0x7f, 0x80, 0x80,
-     {{0x37000000, 0x01}, {0x38600000, 0x07}, {0x43e80000, 0x63},
-      {0x43f00000, 0x64}, {0x47600000, 0x7f}, {0x476fff00, 0x7f},
-      {0x47700000, 0x80}, {0xc7800000, 0x80}, {0xff800000, 0x80},
+    {GB_FLOAT8_E5M2FNUZ,
+     2,
+     16,
+     true,
+     0x7f,
+     0x80,
+     0x80,
+     {{0x37000000, 0x01},
+      {0x38600000, 0x07},
+      {0x43e80000, 0x63},
+      {0x43f00000, 0x64},
+      {0x47600000, 0x7f},
+      {0x476fff00, 0x7f},
+      {0x47700000, 0x80},
+      {0xc7800000, 0x80},
+      {0xff800000, 0x80},
       {0x80000000, 0x00}}},
 };
 
