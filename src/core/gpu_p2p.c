@@ -101,11 +101,12 @@ static void on_done(gbi_p2p_call *call) {
 
 /* Nobody is there to be told by a return value. */
 static void start_send(gbi_gpu_p2p *m, message *x) {
-  gb_error why, shared;
+  gb_error why, cause;
   if (gbi_p2p_start(m->p2p, &x->call, &why) == GB_OK) return;
   if (why.status != GB_ERR_STATE && why.status != GB_ERR_ABORTED) {
-    (void)gbi_control_settle(m->control, &why, &shared);
-    why = shared;
+    gbi_fail_rank(&cause, why.status, m->rank, "rank %d: %.1900s", m->rank,
+                  why.text);
+    (void)gbi_control_settle(m->control, &cause, &why);
   }
   finish(x, &why);
 }
@@ -194,16 +195,15 @@ static gb_status make_parts(gbi_gpu_p2p *m, gb_error *error) {
   return m->ops->stream_new(m->device, &m->in, error);
 }
 
-/* With the issuing lock held. */
-static gb_status need(const gbi_group_params *g, gbi_gpu_p2p **m_p,
-                      gb_error *error) {
+/* With the issuing lock held. NULL: *error says why. */
+static gbi_gpu_p2p *need(const gbi_group_params *g, gb_error *error) {
   gbi_gpu_p2p *m = gbi_gpu_messages_of(g->gpu);
-  if (m) {
-    *m_p = m;
-    return GB_OK;
-  }
+  if (m) return m;
   m = gbi_calloc(1, sizeof *m);
-  if (!m) return gbi_fail(error, GB_ERR_MEMORY, "no memory for messages");
+  if (!m) {
+    gbi_fail(error, GB_ERR_MEMORY, "no memory for messages");
+    return NULL;
+  }
   m->gpu = g->gpu;
   m->device = gbi_gpu_device(g->gpu);
   m->ops = m->device->ops;
@@ -214,14 +214,13 @@ static gb_status need(const gbi_group_params *g, gbi_gpu_p2p **m_p,
   pthread_cond_init(&m->changed, NULL);
   gb_status status = make_parts(m, error);
   if (status == GB_OK) status = need_thread(m, error);
-  if (status != GB_OK) {
-    free_streams(m);
-    gbi_gpu_p2p_free(m);
-    return status;
+  if (status == GB_OK) {
+    gbi_gpu_set_messages(g->gpu, m);
+    return m;
   }
-  gbi_gpu_set_messages(g->gpu, m);
-  *m_p = m;
-  return GB_OK;
+  free_streams(m);
+  gbi_gpu_p2p_free(m);
+  return NULL;
 }
 
 /* ---- failing and closing ---- */
@@ -413,9 +412,9 @@ static const gbi_work_ops batch_ops = {wait_batch, test_batch, end_batch};
 
 /* ---- calls ---- */
 
-static gb_status make_batch(gbi_gpu_p2p *m, const gbi_group_params *g,
-                            uint64_t timeout_ms, const gb_p2p_op *ops,
-                            int count, batch **b_p, gb_error *error) {
+/* NULL: no memory. */
+static batch *make_batch(gbi_gpu_p2p *m, const gbi_group_params *g,
+                         uint64_t timeout_ms, const gb_p2p_op *ops, int count) {
   static const gbi_coll none = {.root = -1};
   batch *b = (batch *)gbi_works_take(m->works);
   message *messages = NULL;
@@ -423,7 +422,7 @@ static gb_status make_batch(gbi_gpu_p2p *m, const gbi_group_params *g,
     messages = gbi_calloc((size_t)count, sizeof *messages);
   if (!b || (count > OWN_MESSAGES && !messages)) {
     free(b);
-    return gbi_fail(error, GB_ERR_MEMORY, "no memory for %d messages", count);
+    return NULL;
   }
   memset(b, 0, sizeof *b);
   gbi_work_init(&b->work, m->works, &none, NULL, NULL, 1);
@@ -452,8 +451,7 @@ static gb_status make_batch(gbi_gpu_p2p *m, const gbi_group_params *g,
     x->shown = -1;
     b->from_any |= ops[i].peer == GB_ANY_SOURCE;
   }
-  *b_p = b;
-  return GB_OK;
+  return b;
 }
 
 static gb_status take_slots(batch *b, gb_error *error) {
@@ -538,13 +536,15 @@ static gb_status start(batch *b, gb_error *error) {
   return GB_OK;
 }
 
+/* `error` is not NULL. */
 static gb_status issue(gb_group *group, const gb_p2p_op *ops, int count,
                        batch **b_p, gb_error *error) {
   const gbi_group_params *g = gbi_group_params_of(group);
-  gbi_gpu_p2p *m = NULL;
-  batch *b = NULL;
-  GBI_TRY(need(g, &m, error));
-  GBI_TRY(make_batch(m, g, gbi_group_timeout(group), ops, count, &b, error));
+  gbi_gpu_p2p *m = need(g, error);
+  if (!m) return error->status;
+  batch *b = make_batch(m, g, gbi_group_timeout(group), ops, count);
+  if (!b)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for %d messages", count);
   gb_status status = take_slots(b, error);
   if (status == GB_OK) status = enqueue(b, gbi_gpu_stream(), error);
   if (status == GB_OK) status = start(b, error);
@@ -582,7 +582,7 @@ gb_status gbi_gpu_messages(gb_group *group, const gb_p2p_op *ops, int count,
     if (error) *error = why;
     return status;
   }
-  if (status != GB_OK) return give_up(g, &why, error);
+  if (status != GB_OK || !b) return give_up(g, &why, error);
   if (work_p) {
     *work_p = &b->work;
     return GB_OK;

@@ -125,20 +125,14 @@ static gb_status fill_new(gbi_slots *s, gbi_slot *slot, uint64_t bytes,
   return GB_OK;
 }
 
-static gb_status make(gbi_slots *s, uint64_t bytes, gbi_slot **slot_p,
+/* Fills a new one and lists it. */
+static gb_status make(gbi_slots *s, uint64_t bytes, gbi_slot *slot,
                       gb_error *error) {
-  gbi_slot *slot = gbi_calloc(1, sizeof *slot);
-  if (!slot) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a message");
-  gb_status status = fill_new(s, slot, bytes, error);
-  if (status != GB_OK) {
-    free(slot);
-    return status;
-  }
+  GBI_TRY(fill_new(s, slot, bytes, error));
   slot->next = s->first;
   atomic_store(&s->first, slot);
   /* Who opened everything may have walked the list before. */
   if (atomic_load(&s->opened)) atomic_store(slot->arrived, OPEN_ALL);
-  *slot_p = slot;
   return GB_OK;
 }
 
@@ -146,7 +140,15 @@ gb_status gbi_slots_take(gbi_slots *s, uint64_t bytes, gbi_slot **slot_p,
                          gb_error *error) {
   uint64_t capacity = capacity_for(bytes);
   gbi_slot *slot = find_free(s, capacity);
-  if (!slot) GBI_TRY(make(s, capacity, &slot, error));
+  if (!slot) {
+    slot = gbi_calloc(1, sizeof *slot);
+    if (!slot) return gbi_fail(error, GB_ERR_MEMORY, "no memory for a message");
+    gb_status status = make(s, capacity, slot, error);
+    if (status != GB_OK) {
+      free(slot);
+      return status;
+    }
+  }
   slot->turn++;
   atomic_store(&slot->state, TAKEN);
   *slot_p = slot;
