@@ -14,6 +14,7 @@
 #include "ccl/native.h"
 #include "core/engine.h"
 #include "core/fold.h"
+#include "core/shared.h"
 #include "core/stage.h"
 #include "device/device.h"
 #include "policy/policy.h"
@@ -46,6 +47,12 @@ gb_status gbi_gpu_hear(gbi_gpu *gpu, gbi_reader *in, const char *name,
 gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
                           gb_error *error);
 
+/* What the bridge's members have in common, given; `bytes` of it. Before the
+ * first call. */
+void gbi_gpu_share(gbi_gpu *gpu, gbi_shared *shared, uint64_t bytes);
+/* Whether, and if not why. */
+void gbi_gpu_describe(const gbi_gpu *gpu, gbi_fact_fn fn, void *arg);
+
 /* A call's shape, ready to be enqueued again and again. */
 typedef struct gbi_gpu_shape {
   gbi_coll coll;  /* as called */
@@ -61,6 +68,7 @@ typedef struct gbi_gpu_turn {
   gbi_gpu_shape *shape;
   uint64_t ready, arrived; /* the counters before it */
   void *staging;
+  uint64_t shared_at;     /* where its half of each member's area begins */
   const gbi_gates *gates; /* NULL: those of the group */
 } gbi_gpu_turn;
 
