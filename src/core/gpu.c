@@ -223,8 +223,7 @@ void gbi_gpu_describe(const gbi_gpu *gpu, gbi_fact_fn fn, void *arg) {
 
 void gbi_gpu_fail(gbi_gpu *gpu) {
   if (atomic_exchange(&gpu->failed, true)) return;
-  if (gpu->shared && GBI_FAULT("gpu.given.up") != GBI_FAULT_FAIL)
-    gbi_shared_give_up(gpu->shared);
+  if (gpu->shared) gbi_shared_give_up(gpu->shared);
   if (gpu->flags)
     atomic_store_explicit(gpu->gates.arrived, GBI_OPEN_ALL,
                           memory_order_release);
@@ -234,7 +233,8 @@ void gbi_gpu_fail(gbi_gpu *gpu) {
 }
 
 bool gbi_gpu_has_failed(const gbi_gpu *gpu) {
-  return gpu->failed;
+  return gpu->failed ||
+         (gpu->shared && gbi_shared_check(gpu->shared, NULL) != GB_OK);
 }
 
 gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error) {
@@ -301,6 +301,7 @@ static void free_all(gbi_gpu *gpu) {
   if (gpu->scratch) gpu->ops->free_memory(gpu->device, gpu->scratch);
   gbi_folder_close(&gpu->folder);
   gbi_shared_close(gpu->shared);
+  gpu->shared = NULL;
   if (gpu->ring) gpu->ops->free_pinned(gpu->device, gpu->ring);
   if (gpu->flags) gpu->ops->free_pinned(gpu->device, gpu->flags);
 }

@@ -158,6 +158,7 @@ void gbi_gpu_give_event(gbi_gpu *gpu, gbi_event event);
 /* The group has failed, and everybody can see why: what waits on the streams
  * goes on, the native communicator is aborted. Any thread, at once. */
 void gbi_gpu_fail(gbi_gpu *gpu);
+/* Or a peer's, whose memory this GPU may have read since. */
 bool gbi_gpu_has_failed(const gbi_gpu *gpu);
 /* What the native library says, from time to time. Any thread. */
 gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error);

@@ -1,6 +1,5 @@
 #include "core/shared.h"
 
-#include "base/fault.h"
 #include "base/memory.h"
 
 #include <stdatomic.h>
@@ -47,8 +46,6 @@ static void refuse(gbi_shared *s, const char *who, const char *why) {
 
 static gb_status adopt(gbi_shared *s, area *a, gb_error *error) {
   void *address;
-  if (GBI_FAULT("shared.adopt") == GBI_FAULT_FAIL)
-    return gbi_fail(error, GB_ERR_MEMORY, "the memory cannot be registered");
   GBI_TRY(s->device->ops->adopt(s->device, a->data, a->bytes, &address, error));
   a->adopted = true;
   return GB_OK;
@@ -60,8 +57,8 @@ static void make_area(gbi_shared *s, uint64_t bytes) {
   gb_error error;
   area *mine = &s->areas[s->me];
   mine->bytes = bytes;
-  gb_status status = gbi_hostarea_alloc(s->host, window_bytes(mine),
-                                        &mine->offset, &error);
+  gb_status status =
+      gbi_hostarea_alloc(s->host, window_bytes(mine), &mine->offset, &error);
   if (status == GB_OK)
     status = gbi_hostarea_map(s->host, mine->offset, window_bytes(mine),
                               &mine->data, &error);
