@@ -294,9 +294,9 @@ GB_TEST(gpu_memfd, a_reader_is_killed, .ranks = 2, .vendors = "na",
 }
 
 /* An owner that gives up opens its own waits, and may write what others still
- * read: what they take for done is right, or they say that the job failed. (The fakes
- * copy nothing any more in a process that has given up; that readers notice is
- * in shared_test.c.) */
+ * read: what they take for done is right, or they say that the job failed. (In
+ * a process that has given up the fakes copy nothing any more; that others
+ * notice is in shared_test.c.) */
 GB_TEST(gpu_memfd, its_owner_aborts, .ranks = 2, .vendors = "na",
         .timeout_ms = 60000) {
   enum { N = 40000, CALLS = 6 };
@@ -400,10 +400,5 @@ GB_TEST(gpu_memfd_order, half_taken_before_handed_back, .ranks = 2,
 /* The owner says that a block is there before it is. */
 GB_TEST(gpu_memfd_order, told_too_early, .ranks = 2, .vendors = "na",
         .expect = "?x", .fault = EACH("gpu.gate@0")) {
-  run_disordered(0, SHORT);
-}
-/* The reader copies without waiting until it is told. */
-GB_TEST(gpu_memfd_order, not_waited_for, .ranks = 2, .vendors = "na",
-        .expect = "?x", .fault = EACH("gpu.release@1")) {
   run_disordered(0, SHORT);
 }
