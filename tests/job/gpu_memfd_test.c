@@ -77,11 +77,23 @@ static void all_gather(size_t n) {
   free_pair(many);
 }
 
-static void reduce_scatter(size_t n) {
+/* A rank's part in a gather may outlast the call behind it. */
+static void to_and_from(size_t n, int root) {
   size_t all = n * (size_t)gb_world(), mine = n * (size_t)gb_rank();
   pair one = new_pair(n * 4), many = new_pair(all * 4);
   gb_buffer small = {one.device, n, GB_FLOAT32};
   gb_buffer large = {many.device, all, GB_FLOAT32};
+  bool roots = gb_rank() == root;
+  fill(many, all, root);
+  MUST(gb_scatter(world, &small, roots ? &large : NULL, root, NULL, error));
+  download(one);
+  for (size_t i = 0; i < n; i++)
+    check(one.host, i, GB_FLOAT32, value_of(root, mine + i), "scatter");
+  fill(one, n, gb_rank());
+  MUST(gb_gather(world, roots ? &large : NULL, &small, root, NULL, error));
+  download(many);
+  for (size_t i = 0; roots && i < all; i++)
+    check(many.host, i, GB_FLOAT32, value_of((int)(i / n), i % n), "gather");
   fill(many, all, gb_rank());
   MUST(gb_reduce_scatter(world, &small, &large, GB_SUM, NULL, error));
   download(one);
@@ -112,12 +124,12 @@ static void sums(size_t n, int root, gb_dtype dtype) {
 static void everything(size_t n) {
   for (int root = 0; root < gb_world(); root++) {
     broadcast(n, root);
+    to_and_from(n, root);
     sums(n, root, GB_FLOAT32);
   }
   sums(n, 0, GB_BFLOAT16);
   sums(n, 0, GB_INT64);
   all_gather(n);
-  reduce_scatter(n);
   MUST(gb_barrier(world, NULL, error));
 }
 
