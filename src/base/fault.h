@@ -6,14 +6,14 @@
  *   PLACE[@RANK][:nth=N]:ACTION
  *
  * PLACE: alloc, thread.start, sock.listen, sock.connect, sock.send, sock.recv,
- *        wire.decode, mem.map, store.get, store.set; and what orders a call on
- *        a GPU: gpu.begin, gpu.end, gpu.follow, gpu.wait, gpu.release,
+ *        wire.decode, mem.map, mem.seal, store.get, store.set; and what orders
+ *        a call on a GPU: gpu.begin, gpu.end, gpu.follow, gpu.wait, gpu.release,
  *        gpu.gate, gpu.ring, gpu.shared, capture.ready, capture.go,
- *        capture.back; or a
- *        message: gpu.send.begin, gpu.send.gate, gpu.send.end, gpu.recv.begin,
- *        gpu.recv.gate; what keeps it from locking up: gpu.post, gpu.order,
- *        gpu.worker, gpu.alloc, gpu.chunks, gpu.blocking
- *        (fail: left out, which the fakes of tests/fakes must notice)
+ *        capture.back; or a message: gpu.send.begin, gpu.send.gate,
+ *        gpu.send.end, gpu.recv.begin, gpu.recv.gate; what keeps it from
+ *        locking up: gpu.post, gpu.order, gpu.worker, gpu.alloc, gpu.chunks,
+ *        gpu.blocking (fail: left out, which the fakes of tests/fakes must
+ *        notice)
  * RANK:  only in the process whose RANK is that; without it, in all
  * N:     the N-th time the place is reached (from 1; default 1), once
  * ACTION: fail, again, short, corrupt: returned to the place, which acts as
