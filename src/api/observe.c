@@ -61,6 +61,8 @@ void gb_job_telemetry(gb_job *job,
   describe_links(d, fn, arg);
   fn(arg, "kernels", gbi_kernels_name());
   gbi_engine_describe(gbi_group_engine(job->group), fn, arg);
+  const gbi_gpu *gpu = gbi_group_params_of(job->group)->gpu;
+  if (gpu) gbi_gpu_describe(gpu, fn, arg);
   gbi_job_p2p_describe(job, fn, arg);
 }
 

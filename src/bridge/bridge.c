@@ -200,6 +200,12 @@ static void describe(const gbi_comm *comm, gbi_fact_fn fn, void *arg) {
     snprintf(text, sizeof text, "%llu", (unsigned long long)b->rtt_us);
     fn(arg, "round_trip_us", text);
   }
+  gbi_transport_stats stats;
+  b->transport->ops->stats(b->transport, &stats);
+  snprintf(text, sizeof text, "%llu", (unsigned long long)stats.bytes_sent);
+  fn(arg, "bridge.bytes_sent", text);
+  snprintf(text, sizeof text, "%llu", (unsigned long long)stats.bytes_received);
+  fn(arg, "bridge.bytes_received", text);
   b->transport->ops->describe(b->transport, fn, arg);
 }
 

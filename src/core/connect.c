@@ -1,6 +1,7 @@
 #include "core/connect.h"
 
 #include "base/fault.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "bridge/bridge.h"
 #include "ccl/ccl.h"
@@ -11,13 +12,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMM_ADDRESS_MAX = 8192 };
+enum {
+  COMM_ADDRESS_MAX = 8192,
+  SHARED_BLOB = GBI_RESOURCES - GBI_ON_ISLAND + 1 /* behind the GPU's */
+};
 
 typedef struct connector {
   gb_job *job;
   const gbi_group_spec *spec;
   gbi_comm *comms[GBI_RESOURCES];
-  gbi_gpu *gpu; /* NULL: on host memory */
+  gbi_gpu *gpu;       /* NULL: on host memory */
+  gbi_shared *shared; /* NULL: no GPU, or not on the bridge */
 } connector;
 
 gb_status gbi_connect_exchange(gb_job *job, const gbi_group_spec *spec,
@@ -238,6 +243,72 @@ static gb_status open_gpu(connector *c, gb_error *error) {
   return gbi_gpu_open(&params, &c->gpu, error);
 }
 
+/* Only what passes through this host's memory anyway can stay in one place. */
+static gb_status open_shared(connector *c, gb_error *error) {
+  const gbi_group_spec *spec = c->spec;
+  gbi_comm *bridge = c->comms[GBI_ON_BRIDGE];
+  if (!c->gpu || !bridge || bridge->members_count < 2) return GB_OK;
+  gbi_shared_params params = {
+      .device = c->job->device,
+      .area = c->job->area,
+      .members_count = bridge->members_count,
+      .me = bridge->me,
+      .bytes = (uint64_t)gbi_core_setting("GPUBRIDGE_SHARED_STAGING_BYTES"),
+      .who = spec->who[spec->me],
+      .why = is_own_bridge(c) || strcmp(spec->bridge, "shm")
+                 ? "the bridge is not \"shm\""
+                 : NULL,
+  };
+  c->shared = gbi_shared_open(&params);
+  if (!c->shared)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a group");
+  return GB_OK;
+}
+
+/* One of the last blobs of each member of the bridge, to `hear`. */
+typedef gb_status (*hear_fn)(gbi_shared *shared, int member, gbi_reader *in,
+                             gb_error *error);
+static gb_status hear_members(connector *c, const gbi_blobs *blobs, int skip,
+                              hear_fn hear, gb_error *error) {
+  int *ranks = gbi_malloc(sizeof *ranks * (size_t)c->spec->count), me;
+  if (!ranks) return gbi_fail(error, GB_ERR_MEMORY, "no memory for members");
+  int count = comm_members(c->spec, GBI_ON_BRIDGE, ranks, &me);
+  gb_status status = GB_OK;
+  for (int i = 0; i < count && status == GB_OK; i++) {
+    gbi_reader all = blobs->items[ranks[i]], one;
+    const uint8_t *data = NULL;
+    size_t bytes = 0;
+    for (int k = 0; k <= skip; k++) data = gbi_get_blob(&all, &bytes);
+    gbi_reader_init(&one, data, bytes);
+    status = hear(c->shared, i, &one, error);
+  }
+  free(ranks);
+  return status;
+}
+
+static gb_status connect_shared(connector *c, const gbi_blobs *blobs,
+                                gb_error *error) {
+  if (!c->shared) return GB_OK;
+  GBI_TRY(hear_members(c, blobs, SHARED_BLOB, gbi_shared_hear_offer, error));
+  gbi_shared_map(c->shared);
+  return GB_OK;
+}
+
+static gb_status settle_shared(connector *c, const gbi_blobs *blobs,
+                               gb_error *error) {
+  if (!c->shared) return GB_OK;
+  GBI_TRY(hear_members(c, blobs, 0, gbi_shared_hear_verdict, error));
+  uint64_t bytes = gbi_shared_settle(c->shared);
+  if (!bytes)
+    GBI_INFO("core",
+             "what crosses to other GPUs of this host is copied by "
+             "the host: %s",
+             gbi_shared_why(c->shared));
+  gbi_gpu_share(c->gpu, c->shared, bytes);
+  c->shared = NULL;
+  return GB_OK;
+}
+
 /* An operation more than these on a ROCm stream would make its submitter wait
  * (device.h); a chunk takes three. */
 static uint64_t chunks_most(const connector *c) {
@@ -277,8 +348,8 @@ static gb_status connect_gpu(connector *c, const gbi_blobs *blobs,
 
 /* ---- addresses ---- */
 
-/* A rank's blob: per resource, a blob that is empty without a communicator; the
- * last is the GPU's. */
+/* A rank's blob: per resource, a blob that is empty without a communicator;
+ * then the GPU's, and what it offers the bridge. */
 static gb_status put_addresses(connector *c, gbi_writer *out, gb_error *error) {
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES; r++) {
     uint8_t raw[COMM_ADDRESS_MAX];
@@ -293,6 +364,11 @@ static gb_status put_addresses(connector *c, gbi_writer *out, gb_error *error) {
   gbi_writer_init(&id, raw, sizeof raw);
   if (c->gpu) GBI_TRY(gbi_gpu_address(c->gpu, &id, error));
   gbi_put_blob(out, raw, id.used);
+  uint8_t offer[GBI_SHARED_MESSAGE_BYTES];
+  gbi_writer shared;
+  gbi_writer_init(&shared, offer, sizeof offer);
+  if (c->shared) gbi_shared_offer(c->shared, &shared);
+  gbi_put_blob(out, offer, shared.used);
   return GB_OK;
 }
 
@@ -327,6 +403,21 @@ static gb_status connect_comm(connector *c, int resource,
   return status;
 }
 
+/* All did, and know of each other what came of it. */
+static gb_status settle(connector *c, gb_error *error) {
+  uint8_t verdict[GBI_SHARED_MESSAGE_BYTES], raw[sizeof verdict + 16];
+  gbi_writer inner, out;
+  gbi_blobs blobs = {0};
+  gbi_writer_init(&inner, verdict, sizeof verdict);
+  gbi_writer_init(&out, raw, sizeof raw);
+  if (c->shared) gbi_shared_verdict(c->shared, &inner);
+  gbi_put_blob(&out, verdict, inner.used);
+  GBI_TRY(gbi_connect_exchange(c->job, c->spec, NULL, &out, &blobs, error));
+  gb_status status = settle_shared(c, &blobs, error);
+  gbi_blobs_free(&blobs);
+  return status;
+}
+
 /* Opens, exchanges addresses, connects, and makes sure that all did. */
 static gb_status connect_comms(connector *c, bool *settled_p, gb_error *error) {
   gbi_writer out;
@@ -336,6 +427,7 @@ static gb_status connect_comms(connector *c, bool *settled_p, gb_error *error) {
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
     status = open_comm(c, r, &problem);
   if (status == GB_OK) status = open_gpu(c, &problem);
+  if (status == GB_OK) status = open_shared(c, &problem);
   if (status == GB_OK) status = put_addresses(c, &out, &problem);
   gbi_blobs blobs = {0};
   status = gbi_connect_exchange(
@@ -347,12 +439,10 @@ static gb_status connect_comms(connector *c, bool *settled_p, gb_error *error) {
   for (int r = GBI_ON_ISLAND; r < GBI_RESOURCES && status == GB_OK; r++)
     status = connect_comm(c, r, &blobs, error);
   if (status == GB_OK) status = connect_gpu(c, &blobs, error);
+  if (status == GB_OK) status = connect_shared(c, &blobs, error);
   gbi_connect_watch(c->job, NULL, NULL, NULL);
   gbi_blobs_free(&blobs);
-  if (status != GB_OK) return status;
-  status = gbi_connect_exchange(c->job, c->spec, NULL, &out, &blobs, error);
-  gbi_blobs_free(&blobs);
-  return status;
+  return status == GB_OK ? settle(c, error) : status;
 }
 
 /* ---- the group ---- */
@@ -431,6 +521,7 @@ gb_status gbi_connect_group(gb_job *job, const gbi_group_spec *spec,
   if (status == GB_OK) status = open_mesh(&c, error);
   if (status == GB_OK) status = make_group(&c, group_p, error);
   gbi_gpu_close(c.gpu);
+  gbi_shared_close(c.shared);
   for (int r = 0; r < GBI_RESOURCES; r++) {
     if (!c.comms[r]) continue;
     c.comms[r]->ops->stop(c.comms[r]);

@@ -165,10 +165,16 @@ gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task,
   return GB_OK;
 }
 
+/* Releases are counted over tasks in their order: one that is through before an
+ * older one of the same gates stays until that is. */
 gbi_task *gbi_engine_finished(gbi_engine *engine) {
-  for (int i = 0; i < engine->active; i++)
-    if (engine->order[i]->done == engine->order[i]->plan->count)
-      return engine->order[i];
+  for (int i = 0; i < engine->active; i++) {
+    gbi_task *task = engine->order[i];
+    bool held = false;
+    for (int k = 0; k < i && !held; k++)
+      held = task->gates && engine->order[k]->gates == task->gates;
+    if (!held && task->done == task->plan->count) return task;
+  }
   return NULL;
 }
 

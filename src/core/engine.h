@@ -78,7 +78,8 @@ gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task, gb_error *error);
  * the resource and is final: the caller aborts the job. */
 gb_status gbi_engine_progress(gbi_engine *engine, bool *moved_p,
                               gb_error *error);
-/* The oldest finished task, or NULL; its slot is free again after release. */
+/* The oldest finished task behind no unfinished one of its gates, or NULL; its
+ * slot is free again after release. */
 gbi_task *gbi_engine_finished(gbi_engine *engine);
 void gbi_engine_release(gbi_engine *engine, gbi_task *task);
 int gbi_engine_active(const gbi_engine *engine);

@@ -9,6 +9,7 @@
 #include "core/uses.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -56,6 +57,10 @@ struct gbi_gpu {
   recent recents[RECENT]; /* the last calls, in turn from `next_recent` on */
   int next_recent;
   int turn;
+  gbi_shared *shared;              /* NULL: no member of a bridge */
+  uint64_t shared_bytes;           /* of one half; 0: none */
+  uint64_t shared_arrived[HALVES]; /* then everybody is through with it */
+  int shared_turn;
   uint64_t ready, arrived; /* the counters after everything enqueued */
   uint64_t alone;          /* calls without a part for the host */
   uint8_t *scratch;        /* device memory; NULL until a plan asks for it */
@@ -120,8 +125,9 @@ bool gbi_gpu_has_host(const gbi_gpu_turn *turn) {
 
 static bool is_sound(const void *arg) {
   const gbi_gpu *gpu = arg;
-  return !gpu->failed &&
-         (!gpu->native || gbi_native_check(gpu->native, NULL) == GB_OK);
+  if (gpu->failed) return false;
+  if (gpu->shared && gbi_shared_check(gpu->shared, NULL) != GB_OK) return false;
+  return !gpu->native || gbi_native_check(gpu->native, NULL) == GB_OK;
 }
 
 static gb_status make_streams(gbi_gpu *gpu, gb_error *error) {
@@ -202,8 +208,24 @@ gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
   return GB_OK;
 }
 
+/* Halves on a page, so that blocks in them are aligned as in the ring. */
+void gbi_gpu_share(gbi_gpu *gpu, gbi_shared *shared, uint64_t bytes) {
+  gpu->shared = shared;
+  gpu->shared_bytes = bytes / HALVES / 4096 * 4096;
+}
+
+void gbi_gpu_describe(const gbi_gpu *gpu, gbi_fact_fn fn, void *arg) {
+  char text[32];
+  if (!gpu->shared) return;
+  snprintf(text, sizeof text, "%llu",
+           (unsigned long long)(HALVES * gpu->shared_bytes));
+  fn(arg, "gpu.shared_bytes", text);
+  fn(arg, "gpu.shared_reason", gbi_shared_why(gpu->shared));
+}
+
 void gbi_gpu_fail(gbi_gpu *gpu) {
   if (atomic_exchange(&gpu->failed, true)) return;
+  if (gpu->shared) gbi_shared_give_up(gpu->shared);
   if (gpu->flags)
     atomic_store_explicit(gpu->gates.arrived, GBI_OPEN_ALL,
                           memory_order_release);
@@ -213,10 +235,12 @@ void gbi_gpu_fail(gbi_gpu *gpu) {
 }
 
 bool gbi_gpu_has_failed(const gbi_gpu *gpu) {
-  return gpu->failed;
+  return gpu->failed ||
+         (gpu->shared && gbi_shared_check(gpu->shared, NULL) != GB_OK);
 }
 
 gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error) {
+  if (gpu->shared) GBI_TRY(gbi_shared_check(gpu->shared, error));
   return gpu->native ? gbi_native_check(gpu->native, error) : GB_OK;
 }
 
@@ -278,6 +302,8 @@ static void free_all(gbi_gpu *gpu) {
   if (gpu->barrier) gpu->ops->free_memory(gpu->device, gpu->barrier);
   if (gpu->scratch) gpu->ops->free_memory(gpu->device, gpu->scratch);
   gbi_folder_close(&gpu->folder);
+  gbi_shared_close(gpu->shared);
+  gpu->shared = NULL;
   if (gpu->ring) gpu->ops->free_pinned(gpu->device, gpu->ring);
   if (gpu->flags) gpu->ops->free_pinned(gpu->device, gpu->flags);
 }
@@ -552,6 +578,7 @@ static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
                             gbi_gpu_shape *shape, gb_error *error) {
   GBI_TRY(plan_shape(gpu, policy, env, coll, shape, error));
   gbi_stage_self self = self_of(gpu);
+  self.shared_bytes = gpu->shared_bytes;
   uint64_t least = gbi_stage_ring_least(shape->plan, &self);
   GBI_TRY(need_ring(gpu, least, error));
   GBI_TRY(need_scratch(gpu, shape->plan, error));
@@ -656,6 +683,7 @@ gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
   turn->ready = gpu->ready;
   turn->arrived = gpu->arrived;
   turn->gates = NULL;
+  turn->shared_at = (uint64_t)gpu->shared_turn * gpu->shared_bytes;
   turn->staging =
       gpu->ring ? gpu->ring + (uint64_t)gpu->turn * gpu->ring_bytes : NULL;
   return GB_OK;
@@ -730,12 +758,19 @@ static gb_status run_step(const issue *c, const gbi_step *s) {
   }
 }
 
+/* Pinned memory that an operation copies to or from. */
+static uint8_t *pinned_of(const issue *c, const gbi_stage_op *op) {
+  uint8_t *base = c->turn->staging;
+  if (op->area)
+    base = gbi_shared_at(c->gpu->shared, op->area - 1) + c->turn->shared_at;
+  return base + op->at;
+}
+
 gb_status gbi_gpu_run(const gbi_gpu_issue *c, const gbi_stage_op *op) {
   gbi_gpu *gpu = c->gpu;
   const gbi_device_ops *ops = gpu->ops;
   gbi_device *d = gpu->device;
   gbi_stream lane = c->lanes[op->lane];
-  uint8_t *ring = c->turn->staging;
   const gbi_gpu_shape *shape = c->turn->shape;
   switch (op->verb) {
     case GBI_STAGE_STEP: return run_step(c, &shape->plan->steps[op->number]);
@@ -744,8 +779,8 @@ gb_status gbi_gpu_run(const gbi_gpu_issue *c, const gbi_stage_op *op) {
     case GBI_STAGE_WAIT:
       return ops->stream_wait(d, lane, shape->events[op->number], c->error);
     case GBI_STAGE_OUT:
-      return ops->copy_out(d, ring + op->at, place_of(c, op->ref, 1), op->bytes,
-                           lane, c->error);
+      return ops->copy_out(d, pinned_of(c, op), place_of(c, op->ref, 1),
+                           op->bytes, lane, c->error);
     case GBI_STAGE_READY:
       return ops->set_flag(d, c->flags_device + GBI_READY_AT,
                            c->turn->ready + op->number, lane, c->error);
@@ -753,8 +788,8 @@ gb_status gbi_gpu_run(const gbi_gpu_issue *c, const gbi_stage_op *op) {
       return ops->wait_flag(d, c->flags_device + GBI_ARRIVED_AT,
                             c->turn->arrived + op->number, lane, c->error);
     default:
-      return ops->copy_in(d, place_of(c, op->ref, 1), ring + op->at, op->bytes,
-                          lane, c->error);
+      return ops->copy_in(d, place_of(c, op->ref, 1), pinned_of(c, op),
+                          op->bytes, lane, c->error);
   }
 }
 
@@ -806,7 +841,8 @@ static gb_status keep_order(const issue *c) {
 }
 
 /* MAIN and OUT start behind the caller's stream, the others behind them; OUT
- * also behind the call before last, whose half of the ring this one takes. */
+ * also behind the calls before last, whose halves of the ring and of the
+ * members' areas this one takes. */
 static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
   gbi_gpu *gpu = c->gpu;
   const gbi_device_ops *ops = gpu->ops;
@@ -820,10 +856,17 @@ static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
     GBI_TRY(ops->stream_wait(d, gpu->lanes[i], gpu->began, c->error));
   if (GBI_FAULT("gpu.follow") != GBI_FAULT_FAIL) GBI_TRY(follow(c, lanes));
   if (GBI_FAULT("gpu.ring") == GBI_FAULT_FAIL) return GB_OK;
-  if (!hosted || !h->used) return GB_OK;
-  GBI_TRY(ops->stream_wait(d, gpu->lanes[GBI_LANE_OUT], h->returned, c->error));
-  return ops->wait_flag(d, gpu->flags_device + GBI_ARRIVED_AT, h->arrived,
-                        gpu->lanes[GBI_LANE_OUT], c->error);
+  gbi_stream out = gpu->lanes[GBI_LANE_OUT];
+  uint64_t arrived = 0;
+  if (hosted && h->used) {
+    GBI_TRY(ops->stream_wait(d, out, h->returned, c->error));
+    arrived = h->arrived;
+  }
+  if (c->turn->shape->staged->shares)
+    arrived = GBI_MAX(arrived, gpu->shared_arrived[gpu->shared_turn]);
+  if (!arrived) return GB_OK;
+  return ops->wait_flag(d, gpu->flags_device + GBI_ARRIVED_AT, arrived, out,
+                        c->error);
 }
 
 static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
@@ -852,6 +895,9 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
   h->arrived = gpu->arrived;
   h->used = true;
   gpu->turn = (gpu->turn + 1) % HALVES;
+  if (!staged->shares) return GB_OK;
+  gpu->shared_arrived[gpu->shared_turn] = gpu->arrived;
+  gpu->shared_turn = (gpu->shared_turn + 1) % HALVES;
   return GB_OK;
 }
 

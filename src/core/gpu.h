@@ -14,6 +14,7 @@
 #include "ccl/native.h"
 #include "core/engine.h"
 #include "core/fold.h"
+#include "core/shared.h"
 #include "core/stage.h"
 #include "device/device.h"
 #include "policy/policy.h"
@@ -46,6 +47,12 @@ gb_status gbi_gpu_hear(gbi_gpu *gpu, gbi_reader *in, const char *name,
 gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
                           gb_error *error);
 
+/* What the bridge's members have in common, given; `bytes` of it. Before the
+ * first call. */
+void gbi_gpu_share(gbi_gpu *gpu, gbi_shared *shared, uint64_t bytes);
+/* Whether, and if not why. */
+void gbi_gpu_describe(const gbi_gpu *gpu, gbi_fact_fn fn, void *arg);
+
 /* A call's shape, ready to be enqueued again and again. */
 typedef struct gbi_gpu_shape {
   gbi_coll coll;  /* as called */
@@ -62,6 +69,7 @@ typedef struct gbi_gpu_turn {
   gbi_gpu_shape *shape;
   uint64_t ready, arrived; /* the counters before it */
   void *staging;
+  uint64_t shared_at;     /* where its half of each member's area begins */
   const gbi_gates *gates; /* NULL: those of the group */
 } gbi_gpu_turn;
 
@@ -151,6 +159,7 @@ void gbi_gpu_give_event(gbi_gpu *gpu, gbi_event event);
 /* The group has failed, and everybody can see why: what waits on the streams
  * goes on, the native communicator is aborted. Any thread, at once. */
 void gbi_gpu_fail(gbi_gpu *gpu);
+/* Or a peer's, whose memory this GPU may have read since. */
 bool gbi_gpu_has_failed(const gbi_gpu *gpu);
 /* What the native library says, from time to time. Any thread. */
 gb_status gbi_gpu_check(gbi_gpu *gpu, gb_error *error);

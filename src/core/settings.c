@@ -120,6 +120,13 @@ const gbi_setting gbi_core_settings[] = {
      .help =
          "pinned memory that a call on a GPU passes through on its way over "
          "the bridge; twice as much per group"},
+    {.name = "GPUBRIDGE_SHARED_STAGING_BYTES",
+     .default_value = "32M",
+     .kind = GBI_SETTING_SIZE,
+     .min = 0,
+     .max = INT64_C(1) << 40,
+     .help = "memory of each rank through which the GPUs of one host copy "
+             "from one another without the host; 0: none"},
     {.name = "GPUBRIDGE_COMBINE",
      .default_value = "auto",
      .kind = GBI_SETTING_CHOICE,

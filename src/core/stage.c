@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NONE = -1, LINE = 256 };
+enum { NONE = -1, LINE = 256, WINDOWS = 2 };
 
 /* Bytes [begin, end) of the call's buffers or the scratch. */
 typedef struct range {
@@ -25,6 +25,19 @@ typedef struct block {
   int64_t flush; /* the event after which it is back, NONE */
 } block;
 
+/* What came from a member's area, and the event after which it is there. */
+typedef struct pull {
+  range r;
+  int64_t event;
+} pull;
+
+/* Half of each member's area. */
+typedef struct window {
+  bool used;     /* since it was last handed back */
+  int64_t event; /* the last copy in from it, NONE */
+  int64_t back;  /* the step of the host that handed it back, NONE */
+} window;
+
 typedef struct maker {
   const gbi_plan *plan;
   const gbi_stage_self *self;
@@ -39,6 +52,11 @@ typedef struct maker {
   int64_t seen[GBI_LANES][GBI_LANES]; /* newest event of b that a waited for */
   int64_t newest[GBI_LANES];          /* event that was recorded there */
   uint32_t raised[GBI_LANES];         /* releases that the lane waited for */
+  pull *pulls;
+  uint32_t pulls_count, pulls_room;
+  window windows[WINDOWS];
+  int window;            /* the one in use */
+  uint64_t window_taken; /* bytes of it */
   bool failed;
 } maker;
 
@@ -197,6 +215,9 @@ static void give_back(maker *m, int lane, range r, bool writes) {
     if (b->flush != NONE) wait_event(m, lane, GBI_LANE_IN, b->flush);
     if (writes) b->alive = false;
   }
+  for (uint32_t i = 0; i < m->pulls_count; i++)
+    if (meet(m->pulls[i].r, r))
+      wait_event(m, lane, GBI_LANE_IN, m->pulls[i].event);
 }
 
 /* The ring comes round: the OUT lane waits until the oldest block is free. */
@@ -390,6 +411,129 @@ static void stage_host(maker *m, uint32_t index) {
   m->failed |= gbi_plan_add(m->out->host, &step) != (uint32_t)mine;
 }
 
+/* ---- steps through areas that members share ---- */
+
+static uint64_t window_bytes(const maker *m) {
+  return m->self->shared_bytes / WINDOWS / LINE * LINE;
+}
+
+static uint64_t step_bytes(const maker *m, const gbi_step *s) {
+  uint64_t bytes = gb_dtype_bytes(gbi_step_dtype(m->plan, s)) * s->count;
+  return (bytes + LINE - 1) / LINE * LINE;
+}
+
+/* The same on all members. Payloads are where the host works on them. */
+static bool is_shared(const maker *m, const gbi_step *s) {
+  bool copies = s->verb == GBI_DO_BROADCAST ||
+                (s->verb == GBI_DO_TRANSFER && s->root != s->peer);
+  if (!copies || s->resource != GBI_ON_BRIDGE || s->codec) return false;
+  return s->count && step_bytes(m, s) <= window_bytes(m);
+}
+
+static int64_t add_host(maker *m, const gbi_step *step) {
+  int64_t at = m->out->host->count;
+  m->failed |= gbi_plan_add(m->out->host, step) != (uint32_t)at;
+  return at;
+}
+
+/* All members meet, each when it has copied all it wants of the window: its
+ * owners may write it again behind that. */
+static void hand_back(maker *m, window *w) {
+  gbi_step step = {.resource = GBI_ON_BRIDGE, .verb = GBI_DO_BROADCAST};
+  step.src = step.dst = gbi_ref_to(GBI_SCRATCH, 0);
+  w->used = false;
+  if (w->event != NONE && GBI_FAULT("gpu.shared") != GBI_FAULT_FAIL) {
+    wait_event(m, GBI_LANE_OUT, GBI_LANE_IN, w->event);
+    step.gate = raise(m);
+  }
+  w->event = NONE;
+  w->back = add_host(m, &step);
+}
+
+/* Where a step lies in its root's area. */
+static uint64_t place_shared(maker *m, uint64_t bytes) {
+  if (m->window_taken + bytes > window_bytes(m)) {
+    m->window = (m->window + 1) % WINDOWS;
+    m->window_taken = 0;
+    if (m->windows[m->window].used) hand_back(m, &m->windows[m->window]);
+  }
+  uint64_t at = (uint64_t)m->window * window_bytes(m) + m->window_taken;
+  m->window_taken += bytes;
+  m->windows[m->window].used = true;
+  m->out->shares = true;
+  return at;
+}
+
+static void push_out(maker *m, const gbi_step *s, range in, uint64_t at,
+                     uint32_t *gate_p) {
+  const window *w = &m->windows[m->window];
+  out_waits(m, s, in);
+  if (w->back != NONE) wait_release(m, GBI_LANE_OUT, w->back);
+  emit(m, (gbi_stage_op){.verb = GBI_STAGE_OUT,
+                         .lane = GBI_LANE_OUT,
+                         .area = (uint8_t)(1 + s->root),
+                         .ref = {in.place, in.begin},
+                         .at = at,
+                         .bytes = in.end - in.begin});
+  *gate_p = raise(m);
+}
+
+static void pull_in(maker *m, const gbi_step *s, range out, uint64_t at,
+                    int64_t step) {
+  if (m->pulls_count == m->pulls_room) {
+    uint32_t room = m->pulls_room ? m->pulls_room * 2 : 64;
+    pull *pulls = gbi_realloc(m->pulls, room * sizeof *pulls);
+    if (!pulls) {
+      m->failed = true;
+      return;
+    }
+    m->pulls = pulls;
+    m->pulls_room = room;
+  }
+  wait_release(m, GBI_LANE_IN, step);
+  emit(m, (gbi_stage_op){.verb = GBI_STAGE_IN,
+                         .lane = GBI_LANE_IN,
+                         .area = (uint8_t)(1 + s->root),
+                         .ref = {out.place, out.begin},
+                         .at = at,
+                         .bytes = out.end - out.begin});
+  int64_t event = record(m, GBI_LANE_IN);
+  m->windows[m->window].event = event;
+  m->pulls[m->pulls_count++] = (pull){out, event};
+}
+
+static void stage_shared(maker *m, uint32_t index) {
+  const gbi_step *s = &m->plan->steps[index];
+  range in, out;
+  touches(m, s, &in, &out);
+  uint64_t at = place_shared(m, step_bytes(m, s));
+  gbi_step step = *s;
+  map_deps(m, s, &step);
+  step.count = 0;
+  step.src = step.dst = gbi_ref_to(GBI_SCRATCH, 0);
+  m->host[index] = m->out->host->count;
+  if (!empty(in)) push_out(m, s, in, at, &step.gate);
+  if (!empty(out)) {
+    /* Its copy in waits for this gate, and so for what uses `out` before. */
+    drop_copies(m, out, NULL);
+    out_waits(m, s, (range){0});
+    step.gate = raise(m);
+  }
+  if (GBI_FAULT("gpu.gate") == GBI_FAULT_FAIL) step.gate = 0;
+  int64_t mine = add_host(m, &step);
+  if (!empty(out)) pull_in(m, s, out, at, mine);
+}
+
+/* The call's last meeting: the next but one writes the same windows. */
+static void hand_all_back(maker *m) {
+  window *w = &m->windows[m->window], *other = w;
+  for (int i = 0; i < WINDOWS; i++)
+    if (&m->windows[i] != w && m->windows[i].used) other = &m->windows[i];
+  if (!w->used) return;
+  w->event = GBI_MAX(w->event, other->event); /* events of one lane */
+  hand_back(m, w);
+}
+
 /* ---- together ---- */
 
 static gb_status check_verbs(const gbi_plan *plan, gb_error *error) {
@@ -409,7 +553,8 @@ uint64_t gbi_stage_ring_least(const gbi_plan *plan,
   uint64_t most = 0;
   for (uint32_t i = 0; i < plan->count; i++) {
     range in, out;
-    if (!on_host(&m, &plan->steps[i])) continue;
+    if (!on_host(&m, &plan->steps[i]) || is_shared(&m, &plan->steps[i]))
+      continue;
     touches(&m, &plan->steps[i], &in, &out);
     most = GBI_MAX(most, in.end - in.begin + LINE);
     most = GBI_MAX(most, out.end - out.begin + LINE);
@@ -433,6 +578,7 @@ static void finish(maker *m) {
   for (uint32_t i = m->head; i < m->count; i++)
     if (m->blocks[i].alive && m->blocks[i].r.place != GBI_SCRATCH)
       flush(m, &m->blocks[i]);
+  hand_all_back(m);
   if (host->count)
     wait_event(m, GBI_LANE_END, GBI_LANE_MAIN, record(m, GBI_LANE_MAIN));
   if (m->newest[GBI_LANE_IN] != NONE)
@@ -459,6 +605,8 @@ static bool make_tables(maker *m) {
   m->out->host = gbi_plan_new(&m->plan->coll);
   memset(m->newest, 0xff, sizeof m->newest);
   memset(m->seen, 0xff, sizeof m->seen);
+  for (int i = 0; i < WINDOWS; i++)
+    m->windows[i] = (window){.event = NONE, .back = NONE};
   return m->host && m->event && m->wanted && m->out->host;
 }
 
@@ -468,7 +616,9 @@ static gb_status take_apart(maker *m, gb_error *error) {
   m->out->host->policy = m->plan->policy;
   for (uint32_t i = 0; i < m->plan->count && !m->failed; i++) {
     m->host[i] = m->out->host->count;
-    if (on_host(m, &m->plan->steps[i]))
+    if (is_shared(m, &m->plan->steps[i]))
+      stage_shared(m, i);
+    else if (on_host(m, &m->plan->steps[i]))
       stage_host(m, i);
     else
       stage_device(m, i);
@@ -490,6 +640,7 @@ gb_status gbi_stage(const gbi_plan *plan, const gbi_stage_self *self,
                                      : gbi_fail(error, GB_ERR_MEMORY,
                                                 "no memory to stage a plan");
   free(m.blocks);
+  free(m.pulls);
   free(m.host);
   free(m.event);
   free(m.wanted);

@@ -11,6 +11,13 @@
  * once `arrived` counts its release. A range that one step of the host leaves
  * and the next one takes stays in the ring.
  *
+ * What members of the bridge only copy from one another goes through areas that
+ * all of them have pinned (core/shared.h), where they do: copied out to its
+ * owner's area; all meet on the bridge, with no bytes; the others copy in from
+ * there. Every member puts a step at the same place, so nobody is told where
+ * it is. An area's two halves take turns: before one is written again all meet
+ * once more, each when its copies from there are over.
+ *
  * The END lane waits for all of it, so that the next call's first steps need
  * not.
  *
@@ -42,6 +49,7 @@ typedef enum gbi_stage_verb {
 
 typedef struct gbi_stage_op {
   uint8_t verb, lane;
+  uint8_t area; /* OUT, IN: 0 the ring; else 1 + the bridge member whose area */
   uint32_t number;
   gbi_ref ref; /* offset in bytes */
   uint64_t at, bytes;
@@ -55,6 +63,7 @@ typedef struct gbi_staged {
   uint32_t readies; /* the last number raised */
   uint32_t releases;
   uint64_t ring_used; /* bytes from its beginning */
+  bool shares;        /* areas are used */
 } gbi_staged;
 
 /* The rank whose plan it is. */
@@ -65,6 +74,8 @@ typedef struct gbi_stage_self {
   bool (*on_device)(const void *arg, const gbi_plan *plan,
                     const gbi_step *step);
   const void *arg;
+  /* Bytes of each bridge member's area for a call, equal on all; 0: none. */
+  uint64_t shared_bytes;
 } gbi_stage_self;
 
 /* The smallest ring through which the plan goes; 0: it needs none. */

@@ -128,7 +128,8 @@ static gb_status create_memory(gbi_hostarea *area, gb_error *error) {
                     strerror(errno));
   GBI_TRY(reserve(area->memfd, 0, area->head_bytes, error));
   /* Nobody can make it smaller and so raise SIGBUS in the others. */
-  if (fcntl(area->memfd, F_ADD_SEALS, F_SEAL_SHRINK))
+  if (GBI_FAULT("mem.seal") != GBI_FAULT_FAIL &&
+      fcntl(area->memfd, F_ADD_SEALS, F_SEAL_SHRINK))
     return gbi_fail(error, GB_ERR_SYSTEM, "could not seal shared memory: %s",
                     strerror(errno));
   GBI_TRY(map_head(area, error));
@@ -595,6 +596,11 @@ static gb_status join(gbi_hostarea *area, int fd, uint64_t deadline_ns,
   if (fstat(area->memfd, &st) || (uint64_t)st.st_size < area->head_bytes)
     return gbi_fail(error, GB_ERR_PROTOCOL,
                     "the memory shared by this host's ranks is too small");
+  /* Whoever can shrink it can end everybody that touches it. */
+  int seals = fcntl(area->memfd, F_GET_SEALS);
+  if (seals < 0 || !(seals & F_SEAL_SHRINK))
+    return gbi_fail(error, GB_ERR_PROTOCOL,
+                    "the memory shared by this host's ranks is not sealed");
   GBI_TRY(map_head(area, error));
   if (area->head->magic != AREA_MAGIC ||
       area->head->count != (uint32_t)area->count)

@@ -175,6 +175,22 @@ GB_TEST(hostarea, rank_that_never_comes_is_named, .ranks = 2) {
   gbi_hostarea_close(area);
 }
 
+/* Whoever can shrink the memory can end everybody that touches it. */
+GB_TEST(hostarea, memory_without_a_seal_is_refused, .ranks = 2,
+        .fault = "mem.seal@0:fail") {
+  gbi_reader all[2];
+  gbi_hostarea *area = open_pair(all);
+  gb_error error;
+  gb_status status =
+      gbi_hostarea_connect(area, all, gbi_deadline_after_ms(2000), &error);
+  if (gb_rank()) {
+    GB_CHECK_INT(status, GB_ERR_PROTOCOL);
+    GB_CHECK_TEXT(error.text, "is not sealed");
+  }
+  gb_meet();
+  gbi_hostarea_close(area);
+}
+
 GB_TEST(hostarea, key_tells_hosts_apart) {
   char a[256], b[256], c[256];
   gbi_host_key("host", a, sizeof a);
