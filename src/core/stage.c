@@ -71,6 +71,7 @@ static void local_bytes(const maker *m, const gbi_step *s, uint64_t *in,
   switch (s->verb) {
     case GBI_DO_LOAD: *out = travel; break;
     case GBI_DO_STORE: *in = travel; break;
+    case GBI_DO_COMBINE: *in = *out = own; break;
     case GBI_DO_FOLD: *in = own * (uint64_t)m->self->world; break;
     case GBI_DO_ENCODE:
       *in = own;
