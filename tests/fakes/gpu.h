@@ -305,6 +305,7 @@ void fake_counted_allocation(void);
 void fake_counted_blocking(void);
 void fake_counted_operation(void);
 void fake_counted_check(void);
+void fake_counted_kernel(void);
 void fake_counted_stream(const fake_stream *stream);
 /* On a thread of the engine, calls of vendor functions are failed checks;
  * `where` says which thread. */
