@@ -165,9 +165,21 @@ gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task,
   return GB_OK;
 }
 
+/* Whether what it released is not counted yet: an older one of the same gates
+ * is not through, which others may overtake. */
+static bool is_behind(const gbi_engine *engine, int at) {
+  const gbi_task *task = engine->order[at];
+  for (int i = 0; i < at && task->gates; i++)
+    if (engine->order[i]->gates == task->gates &&
+        engine->order[i]->done < engine->order[i]->plan->count)
+      return true;
+  return false;
+}
+
 gbi_task *gbi_engine_finished(gbi_engine *engine) {
   for (int i = 0; i < engine->active; i++)
-    if (engine->order[i]->done == engine->order[i]->plan->count)
+    if (engine->order[i]->done == engine->order[i]->plan->count &&
+        !is_behind(engine, i))
       return engine->order[i];
   return NULL;
 }

@@ -148,7 +148,8 @@ fake_result fake_map(void *address, size_t bytes) {
     result = FAKE_BAD_VALUE;
   } else {
     before_allocating(memory->device);
-    if (gpu.set.checks) memset(memory->view + memory->bytes, FAKE_POISON, bytes);
+    if (gpu.set.checks)
+      memset(memory->view + memory->bytes, FAKE_POISON, bytes);
     memory->bytes += bytes;
     gpu.devices[memory->device].used += bytes;
   }

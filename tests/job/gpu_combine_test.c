@@ -4,8 +4,8 @@
  * on the same buffers, with little pinned memory, delays and one hardware
  * queue. Nothing extra in a steady call; auto takes it up from the size that
  * docs/gpu-engine.md says, and only where every rank can. Captured calls too.
- * In builds with fault points, each wait is left out once, and the fakes' clocks
- * must notice. */
+ * In builds with fault points, each wait is left out once, and the fakes'
+ * clocks must notice. */
 #include "job/gpu_graph.h"
 
 #include <signal.h>
@@ -91,8 +91,8 @@ static void reduce_all(gb_group *world, gb_dtype dtype, gb_redop op, size_t n,
 /* Everything that is summed, by a job that combines there. Returns how many
  * kernels it launched. */
 static uint64_t sums(const char *combine, results *r) {
-  static const gb_dtype types[] = {GB_FLOAT32, GB_FLOAT16,     GB_BFLOAT16,
-                                   GB_FLOAT64, GB_INT32,       GB_COMPLEX64,
+  static const gb_dtype types[] = {GB_FLOAT32, GB_FLOAT16,      GB_BFLOAT16,
+                                   GB_FLOAT64, GB_INT32,        GB_COMPLEX64,
                                    GB_UINT8,   GB_FLOAT8_E4M3FN};
   static const gb_redop ops[] = {GB_SUM, GB_AVG, GB_MAX, GB_PRODUCT};
   setenv("GPUBRIDGE_COMBINE", combine, 1);
@@ -112,8 +112,10 @@ static void must_be_equal(const results *host, const results *device) {
   GB_CHECK_INT(host->used, device->used);
   for (size_t i = 0; i < host->used; i++)
     if (host->bytes[i] != device->bytes[i])
-      gb_test_fail(__FILE__, __LINE__, "byte %zu of all is %02x, on the host "
-                   "%02x", i, device->bytes[i], host->bytes[i]);
+      gb_test_fail(__FILE__, __LINE__,
+                   "byte %zu of all is %02x, on the host "
+                   "%02x",
+                   i, device->bytes[i], host->bytes[i]);
 }
 
 static void same_sums(void) {
@@ -417,10 +419,10 @@ static void run_disordered(const char *compression) {
   _exit(0);
 }
 
-#define LEFT_OUT(name_, compression_, fault_)                      \
-  GB_TEST(gpu_combine_order, name_, .ranks = 2, .vendors = "na",   \
-          .expect = "x?", .fault = fault_, .timeout_ms = 60000) {  \
-    run_disordered(compression_);                                  \
+#define LEFT_OUT(name_, compression_, fault_)                     \
+  GB_TEST(gpu_combine_order, name_, .ranks = 2, .vendors = "na",  \
+          .expect = "x?", .fault = fault_, .timeout_ms = 60000) { \
+    run_disordered(compression_);                                 \
   }
 LEFT_OUT(a_sum_before_its_row, "off", "gpu.rows@0:fail")
 LEFT_OUT(a_decoding_before_its_payloads, "bf16", "gpu.rows@0:fail")

@@ -1,7 +1,8 @@
 /* The edges of calls on GPUs: nothing to carry, of every collective, with and
  * without an address; memory of an allocator that maps pieces one behind the
  * other at addresses it has reserved (torch's expandable segments): buffers lie
- * across pieces, and the segment grows between calls. */
+ * across pieces, and the segment grows between calls. And calls that are
+ * through before others that were called first. */
 #include "job/gpu_graph.h"
 
 /* ---- calls of nothing ---- */
@@ -75,6 +76,43 @@ GB_TEST(gpu_nothing, combined_and_compressed, .ranks = 3, .vendors = "nna",
   run_nothing(NULL);
 }
 
+/* ---- calls that overtake others ---- */
+
+/* Two exchanges of nothing over the mesh end before the long sum on the bridge
+ * that was called first. Their ends are not forgotten: the next call, which
+ * takes the place of one of them, begins. */
+GB_TEST(gpu_order, calls_that_overtake, .ranks = 2, .vendors = "na") {
+  enum { LONG = 4 << 20, CALLS = 3 };
+  gb_job *job = open_on_gpu(10000, NULL);
+  gb_group *world = gb_job_world(job);
+  pair sum = new_pair(LONG * 4), small = new_pair(64);
+  gb_buffer buffer = {sum.device, LONG, GB_FLOAT32};
+  gb_buffer none = {NULL, 0, GB_FLOAT32},
+            little = {small.device, 16, GB_FLOAT32};
+  for (int i = 0; i < LONG; i++) ((float *)sum.host)[i] = 1;
+  for (int i = 0; i < 16; i++) ((float *)small.host)[i] = 1;
+  for (int round = 0; round < 5; round++) {
+    gb_work *works[CALLS];
+    upload(sum);
+    upload(small);
+    MUST(gb_all_reduce(world, &buffer, GB_SUM, &works[0], error));
+    for (int i = 1; i < CALLS; i++)
+      MUST(gb_all_to_all(world, &none, NULL, &none, NULL, &works[i], error));
+    for (int i = 0; i < CALLS; i++) {
+      MUST(gb_work_wait(works[i], 0, error));
+      gb_work_release(works[i]);
+    }
+    download(sum);
+    MUST(gb_all_reduce(world, &little, GB_SUM, NULL, error));
+    download(small);
+    GB_CHECK(((float *)sum.host)[LONG - 1] == 2);
+    GB_CHECK(((float *)small.host)[15] == 2);
+    for (int i = 0; i < LONG; i++) ((float *)sum.host)[i] = 1;
+    for (int i = 0; i < 16; i++) ((float *)small.host)[i] = 1;
+  }
+  close_on_gpu(job);
+}
+
 /* ---- expandable segments ---- */
 
 enum { PIECE = 2 << 20, PIECES = 3 };
@@ -82,9 +120,8 @@ enum { PIECE = 2 << 20, PIECES = 3 };
 static uint64_t reserve(void) {
   uint64_t address = 0;
   unsigned (*call)(uint64_t *, size_t, size_t, uint64_t, unsigned long long) =
-      (unsigned (*)(uint64_t *, size_t, size_t, uint64_t,
-                    unsigned long long))fake_function("cuMemAddressReserve",
-                                                      NULL);
+      (unsigned (*)(uint64_t *, size_t, size_t, uint64_t, unsigned long long))
+          fake_function("cuMemAddressReserve", NULL);
   GB_CHECK_INT(call(&address, PIECES * PIECE, 0, 0, 0), 0);
   return address;
 }
