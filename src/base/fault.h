@@ -8,9 +8,10 @@
  * PLACE: alloc, thread.start, sock.listen, sock.connect, sock.send, sock.recv,
  *        wire.decode, mem.map, store.get, store.set; and what orders a call on
  *        a GPU: gpu.begin, gpu.end, gpu.follow, gpu.wait, gpu.release,
- *        gpu.gate, gpu.ring, gpu.rows, gpu.payload, gpu.result, capture.ready,
- *        capture.go, capture.back; or a message: gpu.send.begin,
- *        gpu.send.gate, gpu.send.end, gpu.recv.begin, gpu.recv.gate; what keeps it from locking up: gpu.post, gpu.order,
+ *        gpu.gate, gpu.ring, gpu.rows, gpu.payload, gpu.result,
+ *        capture.ready, capture.go, capture.back; or a message:
+ *        gpu.send.begin, gpu.send.gate, gpu.send.end, gpu.recv.begin,
+ *        gpu.recv.gate; what keeps it from locking up: gpu.post, gpu.order,
  *        gpu.worker, gpu.alloc, gpu.chunks, gpu.blocking
  *        (fail: left out, which the fakes of tests/fakes must notice)
  * RANK:  only in the process whose RANK is that; without it, in all

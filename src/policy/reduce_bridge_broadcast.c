@@ -24,8 +24,8 @@
  * its sum, the payloads are given to all (or to the holder that wants the sum),
  * and whoever has them decodes and adds up, in member order.
  *
- * Sums that are combined apart (on GPUs) are as those: each holder's own goes to
- * the others as it is, into a row each, and is joined with theirs in member
+ * Sums that are combined apart (on GPUs) are as those: each holder's own goes
+ * to the others as it is, into a row each, and is joined with theirs in member
  * order. Between two holders that is as many bytes as a sum on the bridge.
  *
  * A "run" is a maximal range of consecutive ranks of one island, so that
@@ -281,8 +281,8 @@ static gbi_ref row_of(const maker *m, int i, uint64_t rows_at, uint64_t n) {
   return gbi_ref_to(GBI_SCRATCH, rows_at + row * n * m->bytes);
 }
 
-/* dst, which holds this island's sum, and the others' rows, left to right: those
- * before this island's first, in the first of them. */
+/* dst, which holds this island's sum, and the others' rows, left to right:
+ * those before this island's first, in the first of them. */
 static uint32_t combine_rows(maker *m, gbi_ref dst, uint64_t n,
                              uint64_t rows_at, uint32_t first, uint32_t count) {
   gbi_step step = {.resource = GBI_ON_RANK,
@@ -293,8 +293,7 @@ static uint32_t combine_rows(maker *m, gbi_ref dst, uint64_t n,
   depend(&step, first, count);
   for (int i = 0; i < m->topology->islands_count; i++) {
     bool before = i < m->island_index, mine = i == m->island_index;
-    if (!i && !mine) continue; /* the sum so far */
-    if (mine && !i) continue;
+    if (!i) continue; /* the sum so far */
     step.number = !mine;
     step.src = row_of(m, mine ? 0 : i, rows_at, n);
     step.dst = before ? row_of(m, 0, rows_at, n) : dst;
