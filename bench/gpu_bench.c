@@ -46,6 +46,28 @@ static double median(void) {
   return samples[ROUNDS / 2];
 }
 
+/* Nothing runs while calls are timed: the fakes' threads would take the time of
+ * the one that issues, which a GPU does not. */
+static _Atomic uint64_t *gate;
+static uint8_t *gate_address;
+static uint64_t gate_value;
+
+static void make_gate(void) {
+  gb_error error;
+  void *host, *address;
+  must(gpu->ops->pinned(gpu, 4096, &host, &address, &error), &error);
+  gate = host;
+  gate_address = address;
+}
+static void hold(gbi_stream on) {
+  gb_error error;
+  must(gpu->ops->wait_flag(gpu, gate_address, gate_value + 1, on, &error),
+       &error);
+}
+static void let_go(void) {
+  *gate = ++gate_value;
+}
+
 /* Until the stream is through: calls do not pile up. */
 static void settle(void) {
   gb_error error;
@@ -87,6 +109,7 @@ static double time_calls(void *memory) {
   must(ops->pinned(gpu, COUNT * 4 + 4096, &pinned, &address, &e), &e);
   uint8_t *flag = (uint8_t *)address + COUNT * 4;
   for (int i = 0; i < ROUNDS; i++) {
+    for (int k = 0; k < STREAMS; k++) hold(s[k]);
     double start = now_us();
     for (size_t k = 0; k < sizeof calls / sizeof *calls; k++) {
       gbi_stream on = s[calls[k].stream];
@@ -104,6 +127,7 @@ static double time_calls(void *memory) {
       }
     }
     samples[i] = now_us() - start;
+    let_go();
     for (int k = 0; k < STREAMS; k++) must(ops->stream_sync(gpu, s[k], &e), &e);
   }
   for (int i = 0; i < STREAMS; i++) ops->stream_free(gpu, s[i]);
@@ -118,14 +142,16 @@ static double time_issue(gb_job *job, const gb_buffer *buffer,
   uint64_t before = 0;
   for (int i = -WARM_UP; i < ROUNDS; i++) {
     if (!i) before = calls_here(library);
+    hold(stream);
     double start = now_us();
     must(gb_all_reduce(gb_job_world(job), buffer, GB_SUM, NULL, &error),
          &error);
     if (i >= 0) samples[i] = now_us() - start;
+    let_go();
     settle();
   }
-  uint64_t settled = ROUNDS; /* one call each */
-  *calls_p = (double)(calls_here(library) - before - settled) / ROUNDS;
+  uint64_t ours = 2 * ROUNDS; /* hold and settle */
+  *calls_p = (double)(calls_here(library) - before - ours) / ROUNDS;
   return median();
 }
 
@@ -150,11 +176,13 @@ static double time_native(gb_job *job, int rank, int world, void *memory) {
                        &native, &error),
        &error);
   for (int i = -WARM_UP; i < ROUNDS; i++) {
+    hold(stream);
     double start = now_us();
     must(gbi_native_all_reduce(native, memory, memory, COUNT, GB_FLOAT32,
                                GB_SUM, 1, 0, stream, &error),
          &error);
     if (i >= 0) samples[i] = now_us() - start;
+    let_go();
     settle();
   }
   gbi_native_close(native, gbi_deadline_after_ms(5000));
@@ -183,6 +211,7 @@ int main(void) {
   must(gbi_device_open(amd ? GBI_AMD : GBI_NVIDIA, 0, &gpu, &error), &error);
   must(gpu->ops->stream_new(gpu, &stream, &error), &error);
   gb_use_stream(stream);
+  make_gate();
   void *memory;
   must(gpu->ops->memory(gpu, COUNT * 4, &memory, &error), &error);
   gb_buffer buffer = {memory, COUNT, GB_FLOAT32};

@@ -6,16 +6,19 @@
  *   PLACE[@RANK][:nth=N]:ACTION
  *
  * PLACE: alloc, thread.start, sock.listen, sock.connect, sock.send, sock.recv,
- *        wire.decode, mem.map, store.get, store.set; and what orders a call on
- *        a GPU: gpu.begin, gpu.end, gpu.follow, gpu.wait, gpu.release,
- *        gpu.gate, gpu.ring, gpu.rows, gpu.payload, gpu.result,
- *        capture.ready, capture.go, capture.back; or a message:
- *        gpu.send.begin, gpu.send.gate, gpu.send.end, gpu.recv.begin,
- *        gpu.recv.gate; what keeps it from locking up: gpu.post, gpu.order,
- *        gpu.worker, gpu.alloc, gpu.chunks, gpu.blocking
- *        (fail: left out, which the fakes of tests/fakes must notice)
+ *        wire.decode, mem.map, store.get, store.set; and, where fail leaves
+ *        something out that the fakes of tests/fakes must notice: what orders a
+ *        call on a GPU (gpu.begin, gpu.end, gpu.follow, gpu.switch, gpu.wait,
+ *        gpu.release, gpu.gate, gpu.ring, gpu.rows, gpu.payload, gpu.result,
+ *        capture.ready, capture.go, capture.back) or a message (gpu.send.begin, gpu.send.gate,
+ *        gpu.send.end, gpu.recv.begin, gpu.recv.gate), or keeps it from locking
+ *        up (gpu.post, gpu.order, gpu.worker, gpu.alloc, gpu.chunks,
+ *        gpu.blocking)
+ *
  * RANK:  only in the process whose RANK is that; without it, in all
+ *
  * N:     the N-th time the place is reached (from 1; default 1), once
+ *
  * ACTION: fail, again, short, corrupt: returned to the place, which acts as
  *         if the system had done that; delay (50 ms), kill (SIGKILL), freeze
  *         (SIGSTOP), hang (for 60 s): done here
@@ -29,10 +32,10 @@
 
 typedef enum gbi_fault {
   GBI_FAULT_NONE,
-  GBI_FAULT_FAIL,    /* an error, like ECONNRESET or ENOMEM */
-  GBI_FAULT_AGAIN,   /* EAGAIN once */
-  GBI_FAULT_SHORT,   /* one byte instead of many */
-  GBI_FAULT_CORRUPT  /* a flipped bit */
+  GBI_FAULT_FAIL,   /* an error, like ECONNRESET or ENOMEM */
+  GBI_FAULT_AGAIN,  /* EAGAIN once */
+  GBI_FAULT_SHORT,  /* one byte instead of many */
+  GBI_FAULT_CORRUPT /* a flipped bit */
 } gbi_fault;
 
 #ifdef GPUBRIDGE_FAULTS

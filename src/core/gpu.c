@@ -70,6 +70,8 @@ struct gbi_gpu {
   pthread_rwlock_t life; /* level 7: read inside gbi_gpu_enter */
   bool closed;           /* under life */
   gbi_captures *captures;
+  gbi_event last_over; /* of the newest call; NULL: none yet */
+  gbi_stream last_stream;
   _Atomic bool failed;
 };
 
@@ -604,6 +606,8 @@ static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call's payloads");
   GBI_TRY(
       gbi_stage(shape->plan, &self, gpu->ring_bytes, &shape->staged, error));
+  shape->direct =
+      gpu->p.island_count == gpu->p.world && !shape->staged->host->count;
   return make_events(gpu, shape, error);
 }
 
@@ -841,11 +845,21 @@ static gb_status follow(const issue *c, int lanes) {
     if (must_follow(&now, then)) newest = then;
   }
   for (int i = 0; newest && i < lanes; i++)
-    GBI_TRY(gpu->ops->stream_wait(gpu->device, gpu->lanes[i], newest->over,
+    GBI_TRY(gpu->ops->stream_wait(gpu->device, c->lanes[i], newest->over,
                                   c->error));
   now.over = mine->over;
   *mine = now;
   return GB_OK;
+}
+
+/* All calls of a group are in one order on the GPU, by MAIN or by the caller's
+ * stream: so are the flags at their ends, and what they use in common. */
+static gb_status keep_order(const issue *c) {
+  gbi_gpu *gpu = c->gpu;
+  gbi_stream stream = c->lanes[GBI_LANE_MAIN];
+  if (!gpu->last_over || stream == gpu->last_stream) return GB_OK;
+  if (GBI_FAULT("gpu.switch") == GBI_FAULT_FAIL) return GB_OK;
+  return gpu->ops->stream_wait(gpu->device, stream, gpu->last_over, c->error);
 }
 
 /* MAIN and OUT start behind the caller's stream, the others behind them; OUT
@@ -856,6 +870,7 @@ static gb_status begin(const issue *c, gbi_stream stream, bool hosted) {
   gbi_device *d = gpu->device;
   half *h = &gpu->halves[gpu->turn];
   GBI_TRY(ops->event_record(d, gpu->began, stream, c->error));
+  GBI_TRY(keep_order(c));
   int lanes = hosted ? GBI_LANE_OUT + 1 : GBI_LANE_MAIN + 1;
   if (GBI_FAULT("gpu.begin") == GBI_FAULT_FAIL) lanes = 0;
   for (int i = 0; i < lanes; i++)
@@ -874,13 +889,15 @@ static gb_status end(const issue *c, gbi_stream stream, gbi_event done,
   const gbi_device_ops *ops = gpu->ops;
   gbi_device *d = gpu->device;
   const gbi_staged *staged = c->turn->shape->staged;
-  gbi_stream last = gpu->lanes[hosted ? GBI_LANE_END : GBI_LANE_MAIN];
+  gbi_stream last = c->lanes[hosted ? GBI_LANE_END : GBI_LANE_MAIN];
   gbi_event over = gpu->recents[gpu->next_recent].over;
   gpu->next_recent = (gpu->next_recent + 1) % RECENT;
   GBI_TRY(ops->event_record(d, over, last, c->error));
+  gpu->last_over = over;
+  gpu->last_stream = c->lanes[GBI_LANE_MAIN];
   if (done)
     GBI_TRY(ops->event_record(d, done, last, c->error));
-  else if (GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
+  else if (last != stream && GBI_FAULT("gpu.end") != GBI_FAULT_FAIL)
     GBI_TRY(ops->stream_wait(d, stream, over, c->error));
   if (!hosted)
     return ops->set_flag(d, gpu->flags_device + OVER_AT, ++gpu->alone, last,
@@ -915,16 +932,25 @@ gb_status gbi_gpu_enqueue(gbi_gpu *gpu, const gbi_gpu_turn *turn,
                           gbi_stream stream, gbi_event done, gb_error *error) {
   const gbi_staged *staged = turn->shape->staged;
   bool hosted = gbi_gpu_has_host(turn);
-  issue c = {.gpu = gpu,
-             .turn = turn,
-             .in = in,
-             .out = out,
-             .factor = factor,
-             .lanes = gpu->lanes,
-             .flags_device = gpu->flags_device,
-             .scratch = gpu->scratch,
-             .error = error};
-  GBI_TRY(begin(&c, stream, hosted));
+  /* One library's work, and nobody waits but the stream it may be on. */
+  bool direct = turn->shape->direct && !done;
+  issue c = {
+      .gpu = gpu,
+      .turn = turn,
+      .in = in,
+      .out = out,
+      .factor = factor,
+      .lanes = direct ? (gbi_stream[GBI_LANES]){stream, stream, stream, stream}
+                      : gpu->lanes,
+      .flags_device = gpu->flags_device,
+      .scratch = gpu->scratch,
+      .error = error};
+  if (direct) {
+    GBI_TRY(keep_order(&c));
+    GBI_TRY(follow(&c, 1));
+  } else {
+    GBI_TRY(begin(&c, stream, hosted));
+  }
   if (GBI_FAULT("gpu.order") == GBI_FAULT_FAIL) GBI_TRY(wait_first(&c, hosted));
   for (uint32_t i = 0; i < staged->ops_count; i++)
     GBI_TRY(gbi_gpu_run(&c, &staged->ops[i]));

@@ -59,6 +59,7 @@ typedef struct gbi_gpu_shape {
   gbi_staged *staged;
   gbi_event *events;
   float **residuals; /* of each payload, while a call is issued */
+  bool direct; /* one island's, without the host: for the caller's stream */
   uint64_t used;
   _Atomic int users; /* works that the worker has not ended */
 } gbi_gpu_shape;

@@ -11,7 +11,9 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-enum { LOOK_MS = 100, CALLS = 1024 };
+/* After so many looks at nothing the thread sleeps until a call wakes it, which
+ * costs the caller. */
+enum { LOOK_MS = 100, IDLE_LOOKS = 10, CALLS = 1024 };
 
 typedef struct watched {
   uint64_t number, deadline_ns, timeout_ms;
@@ -25,7 +27,7 @@ struct gbi_gpu_watch {
   watched calls[CALLS]; /* a ring, oldest at `first` */
   uint32_t first, count;
   pthread_t thread;
-  bool stopping;
+  bool stopping, asleep;
 };
 
 /* With the lock held: drops what is over. The oldest that is late, or NULL. */
@@ -70,17 +72,29 @@ static void nap(gbi_gpu_watch *w) {
   pthread_cond_timedwait(&w->changed, &w->lock, &until);
 }
 
+/* With the lock held and nothing to look at. */
+static void rest(gbi_gpu_watch *w, int *idle) {
+  if (++*idle <= IDLE_LOOKS) {
+    nap(w);
+    return;
+  }
+  w->asleep = true;
+  pthread_cond_wait(&w->changed, &w->lock);
+  w->asleep = false;
+}
+
 static void *thread_main(void *arg) {
   gbi_gpu_watch *w = arg;
   gb_error cause, shared;
   prctl(PR_SET_NAME, "gb-gpu-watch");
   pthread_mutex_lock(&w->lock);
-  while (!w->stopping) {
+  for (int idle = 0; !w->stopping;) {
     const watched *late = look(w);
     if (!w->count) {
-      pthread_cond_wait(&w->changed, &w->lock);
+      rest(w, &idle);
       continue;
     }
+    idle = 0;
     watched copy = w->calls[w->first];
     pthread_mutex_unlock(&w->lock);
     gb_status status = judge(w, late ? &copy : NULL, &cause);
@@ -139,10 +153,9 @@ void gbi_gpu_watch_call(gbi_gpu_watch *w, uint64_t number, const gbi_call *call,
   (void)look(w);
   /* In a full ring there are older ones, which would be late first. */
   if (w->count < CALLS) {
-    bool first = !w->count;
     w->calls[(w->first + w->count++) % CALLS] =
         (watched){number, gbi_deadline_after_ms(timeout_ms), timeout_ms, *call};
-    if (first) pthread_cond_broadcast(&w->changed);
+    if (w->asleep) pthread_cond_broadcast(&w->changed);
   }
   pthread_mutex_unlock(&w->lock);
 }

@@ -1069,7 +1069,7 @@ static gb_status call_captured(gb_group *g, const gbi_coll *coll,
   return status;
 }
 
-static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
+static gb_status call_inside(gb_group *g, const gbi_coll *coll, const void *in,
                              void *out, double factor, gb_work **work_p,
                              gb_error *error) {
   gbi_gpu *gpu = g->p.gpu;
@@ -1110,6 +1110,16 @@ static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
   } else {
     gbi_work_release(work);
   }
+  return status;
+}
+
+static gb_status call_on_gpu(gb_group *g, const gbi_coll *coll, const void *in,
+                             void *out, double factor, gb_work **work_p,
+                             gb_error *error) {
+  gbi_device *device = gbi_gpu_device(g->p.gpu);
+  GBI_TRY(device->ops->enter(device, error));
+  gb_status status = call_inside(g, coll, in, out, factor, work_p, error);
+  device->ops->leave(device);
   return status;
 }
 

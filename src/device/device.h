@@ -158,6 +158,12 @@ typedef struct gbi_device_ops {
   gb_status (*at_end_of_graph)(gbi_device *device, gbi_stream stream,
                                void (*gone)(void *arg), void *arg,
                                gb_error *error);
+
+  /* Between the two the calling thread's current device is this one, and other
+   * calls do not look at it each for itself. Not nested, not left open; what
+   * was current before is so again afterwards. */
+  gb_status (*enter)(gbi_device *device, gb_error *error);
+  void (*leave)(gbi_device *device);
 } gbi_device_ops;
 
 struct gbi_device {

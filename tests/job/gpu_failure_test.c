@@ -515,3 +515,46 @@ GB_TEST(gpu_order, all_there, .ranks = 2, .vendors = "na") {
   run_disordered(SMALL);
 }
 LEFT_OUT(for_the_ring, LARGE, "gpu.ring@0:nth=4:fail")
+
+/* One island's calls on streams of the caller in turns: what they share (the
+ * rows that a kernel folds) is for one at a time. */
+static void run_two_streams(void) {
+  enum { N = 3000, ROUNDS = 10 };
+  pair p[2];
+  gbi_stream streams[2];
+  gb_error error;
+  signal(SIGABRT, ends);
+  setenv("FAKE_GPU_SEED", "3", 1);
+  gb_job *job = open_on_gpu(5000, NULL);
+  streams[0] = user;
+  MUST(gpu->ops->stream_new(gpu, &streams[1], error));
+  for (int i = 0; i < 2; i++) p[i] = new_pair(N * 4);
+  for (int round = 0; round < ROUNDS; round++) {
+    for (int i = 0; i < 2; i++) {
+      int32_t *at = p[i].host;
+      for (int k = 0; k < N; k++) at[k] = (k + round + i) << (8 * gb_rank());
+      gb_buffer buffer = {p[i].device, N, GB_INT32};
+      user = streams[i];
+      gb_use_stream(user);
+      upload(p[i]);
+      if (gb_all_reduce(gb_job_world(job), &buffer, GB_BXOR, NULL, &error))
+        _exit(4);
+    }
+    for (int i = 0; i < 2; i++) {
+      user = streams[i];
+      download(p[i]);
+      for (int k = 0; k < N; k++)
+        if (((int32_t *)p[i].host)[k] !=
+            ((k + round + i) ^ ((k + round + i) << 8)))
+          _exit(5);
+    }
+  }
+  _exit(0);
+}
+GB_TEST(gpu_order, two_streams_in_turns, .ranks = 2, .vendors = "nn") {
+  run_two_streams();
+}
+GB_TEST(gpu_order, between_streams, .ranks = 2, .vendors = "nn", .expect = "x?",
+        .fault = "gpu.switch@0:fail") {
+  run_two_streams();
+}

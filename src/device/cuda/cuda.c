@@ -188,19 +188,23 @@ static cuda *of(gbi_device *device) {
   return (cuda *)device;
 }
 
+/* Whose context the thread has between enter_thread and leave_thread. */
+static _Thread_local const cuda *inside;
+
 static gb_status enter(cuda *c, gb_error *error) {
+  if (inside == c) return GB_OK;
   return failed(c, api.cuCtxPushCurrent_v2(c->context), "use the context", NULL,
                 error);
 }
 
-static void pop(void) {
+static void pop(const cuda *c) {
   gbi_cu_context mine;
-  (void)api.cuCtxPopCurrent_v2(&mine);
+  if (inside != c) (void)api.cuCtxPopCurrent_v2(&mine);
 }
 
 static gb_status leave(cuda *c, gbi_cu_result result, const char *doing,
                        gb_error *error) {
-  pop();
+  pop(c);
   return failed(c, result, doing, NULL, error);
 }
 
@@ -208,7 +212,7 @@ static gb_status leave(cuda *c, gbi_cu_result result, const char *doing,
 static gb_status leave_sized(cuda *c, gbi_cu_result result, const char *what,
                              size_t bytes, const char *way_out,
                              gb_error *error) {
-  pop();
+  pop(c);
   char doing[96];
   snprintf(doing, sizeof doing, "%s %zu bytes", what, bytes);
   return failed(c, result, doing,
@@ -236,7 +240,7 @@ static gb_status stream_new(gbi_device *device, gbi_stream *stream_p,
 static void stream_free(gbi_device *device, gbi_stream stream) {
   if (!stream || enter(of(device), NULL) != GB_OK) return;
   (void)api.cuStreamDestroy_v2(stream);
-  pop();
+  pop(of(device));
 }
 
 static gb_status stream_query(gbi_device *device, gbi_stream stream,
@@ -276,7 +280,7 @@ static gb_status event_new(gbi_device *device, gbi_event *event_p,
 static void event_free(gbi_device *device, gbi_event event) {
   if (!event || enter(of(device), NULL) != GB_OK) return;
   (void)api.cuEventDestroy_v2(event);
-  pop();
+  pop(of(device));
 }
 
 static gb_status event_record(gbi_device *device, gbi_event event,
@@ -324,7 +328,7 @@ static gb_status memory_new(gbi_device *device, size_t bytes, void **memory_p,
 static void memory_free(gbi_device *device, void *memory) {
   if (!memory || enter(of(device), NULL) != GB_OK) return;
   (void)api.cuMemFree_v2(address(memory));
-  pop();
+  pop(of(device));
 }
 
 static gb_status pinned_new(gbi_device *device, size_t bytes, void **host_p,
@@ -351,7 +355,7 @@ static gb_status pinned_new(gbi_device *device, size_t bytes, void **host_p,
 static void pinned_free(gbi_device *device, void *host) {
   if (!host || enter(of(device), NULL) != GB_OK) return;
   (void)api.cuMemFreeHost(gbi_pinned_whole(host));
-  pop();
+  pop(of(device));
 }
 
 static gb_status adopt(gbi_device *device, void *host, size_t bytes,
@@ -373,7 +377,7 @@ static gb_status adopt(gbi_device *device, void *host, size_t bytes,
 static void unadopt(gbi_device *device, void *host) {
   if (!host || enter(of(device), NULL) != GB_OK) return;
   (void)api.cuMemHostUnregister(host);
-  pop();
+  pop(of(device));
 }
 
 static gb_status copy_out(gbi_device *device, void *host, const void *memory,
@@ -467,7 +471,7 @@ static gb_status module_load(gbi_device *device, const void *code,
 static void module_free(gbi_device *device, gbi_module module) {
   if (!module || enter(of(device), NULL) != GB_OK) return;
   (void)api.cuModuleUnload(module);
-  pop();
+  pop(of(device));
 }
 
 static gb_status module_function(gbi_device *device, gbi_module module,
@@ -490,6 +494,17 @@ static gb_status launch(gbi_device *device, gbi_function function,
   gbi_cu_result result = api.cuLaunchKernel(function, blocks, 1, 1, threads, 1,
                                             1, 0, stream, arguments, NULL);
   return leave(of(device), result, "launch a kernel", error);
+}
+
+static gb_status enter_thread(gbi_device *device, gb_error *error) {
+  GBI_TRY(enter(of(device), error));
+  inside = of(device);
+  return GB_OK;
+}
+
+static void leave_thread(gbi_device *device) {
+  inside = NULL;
+  pop(of(device));
 }
 
 static void own_thread(gbi_device *device) {
@@ -572,6 +587,8 @@ static const gbi_device_ops ops = {
     .own_thread = own_thread,
     .swap_capture_mode = swap_capture_mode,
     .at_end_of_graph = at_end_of_graph,
+    .enter = enter_thread,
+    .leave = leave_thread,
 };
 
 static gb_status open_device(int index, gbi_device **device_p,

@@ -231,7 +231,14 @@ static gb_status look(int index, gbi_device_facts *facts, gb_error *error) {
 /* ---- calls on a device ---- */
 
 /* *before_p: the thread's current device, for leave. */
+/* Whose device is the thread's between enter_thread and leave_thread, and which
+ * was before. */
+static _Thread_local const gbi_device *inside;
+static _Thread_local int outside;
+
 static gb_status enter(gbi_device *h, int *before_p, gb_error *error) {
+  *before_p = h->index;
+  if (inside == h) return GB_OK;
   GBI_TRY(failed(h, api.hipGetDevice(before_p), "see the current device", NULL,
                  error));
   if (*before_p == h->index) return GB_OK;
@@ -565,10 +572,20 @@ static gb_status launch(gbi_device *device, gbi_function function,
                         gbi_stream stream, gb_error *error) {
   int before;
   GBI_TRY(enter(device, &before, error));
-  gbi_hip_result result =
-      api.hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0,
-                                stream, arguments, NULL);
+  gbi_hip_result result = api.hipModuleLaunchKernel(
+      function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL);
   return leave(device, before, result, "launch a kernel", error);
+}
+
+static gb_status enter_thread(gbi_device *device, gb_error *error) {
+  GBI_TRY(enter(device, &outside, error));
+  inside = device;
+  return GB_OK;
+}
+
+static void leave_thread(gbi_device *device) {
+  inside = NULL;
+  back(device, outside);
 }
 
 static void own_thread(gbi_device *device) {
@@ -653,6 +670,8 @@ static const gbi_device_ops ops = {
     .own_thread = own_thread,
     .swap_capture_mode = swap_capture_mode,
     .at_end_of_graph = at_end_of_graph,
+    .enter = enter_thread,
+    .leave = leave_thread,
 };
 
 static gb_status open_device(int index, gbi_device **device_p,
