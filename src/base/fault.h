@@ -10,10 +10,10 @@
  *        something out that the fakes of tests/fakes must notice: what orders a
  *        call on a GPU (gpu.begin, gpu.end, gpu.follow, gpu.switch, gpu.wait,
  *        gpu.release, gpu.gate, gpu.ring, gpu.rows, gpu.payload, gpu.result,
- *        capture.ready, capture.go, capture.back) or a message (gpu.send.begin, gpu.send.gate,
- *        gpu.send.end, gpu.recv.begin, gpu.recv.gate), or keeps it from locking
- *        up (gpu.post, gpu.order, gpu.worker, gpu.alloc, gpu.chunks,
- *        gpu.blocking)
+ *        capture.ready, capture.go, capture.back) or a message
+ *        (gpu.send.begin, gpu.send.gate, gpu.send.end, gpu.recv.begin,
+ *        gpu.recv.gate), or keeps it from locking up (gpu.post, gpu.order,
+ *        gpu.worker, gpu.alloc, gpu.chunks, gpu.blocking)
  *
  * RANK:  only in the process whose RANK is that; without it, in all
  *
