@@ -10,7 +10,8 @@
  *        fail leaves something out that the fakes of tests/fakes must notice:
  *        what orders a call on a GPU (gpu.begin, gpu.end, gpu.follow,
  *        gpu.switch, gpu.wait, gpu.release, gpu.gate, gpu.ring, gpu.shared,
- *        capture.ready, capture.go, capture.back) or a message (gpu.send.begin, gpu.send.gate,
+ *        gpu.rows, gpu.payload, gpu.result, capture.ready, capture.go,
+ *        capture.back) or a message (gpu.send.begin, gpu.send.gate,
  *        gpu.send.end, gpu.recv.begin, gpu.recv.gate), or keeps it from locking
  *        up (gpu.post, gpu.order, gpu.worker, gpu.alloc, gpu.chunks,
  *        gpu.blocking)

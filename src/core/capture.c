@@ -194,8 +194,8 @@ static gb_status get_memory(captured *c, gb_error *error) {
   const gbi_gates *gates = gbi_gpu_gates(c->owner->gpu);
   void *host, *address, *scratch;
   if (c->shape.plan->scratch_bytes) {
-    GBI_TRY(device->ops->memory(device, c->shape.plan->scratch_bytes, &scratch,
-                                error));
+    GBI_TRY(device->ops->memory(device, gbi_gpu_scratch_bytes(c->shape.plan),
+                                &scratch, error));
     c->scratch = scratch;
   }
   c->bytes = RING_AT + c->shape.staged->ring_used;

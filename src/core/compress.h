@@ -2,16 +2,13 @@
  * compression is on: payloads out of them, with error feedback, and sums out of
  * the payloads of all leaders.
  *
- * One residual per payload, in float32: what quantization lost of it, which the
- * next call of the same buffer adds first. A buffer is known by its address,
- * element count and type, a payload by its number in the call. The residuals
- * are bounded; the one that was used longest ago goes first. Without room for
- * one (the bound, or memory) a payload is made without feedback: results are
- * then just less precise. One thread at a time, but for describe. */
+ * One residual per payload (core/residuals.h). One thread at a time, but for
+ * describe and note. */
 #ifndef GBI_CORE_COMPRESS_H
 #define GBI_CORE_COMPRESS_H
 
 #include "codec/codec.h"
+#include "core/residuals.h"
 #include "plan/plan.h"
 #include "transport/transport.h"
 
@@ -32,10 +29,18 @@ void gbi_compress_encode(gbi_compress *compress, const gbi_plan *plan,
 void gbi_compress_decode(const gbi_plan *plan, const gbi_step *step,
                          const void *payloads, void *dst);
 
+/* ENCODE steps that a GPU does: the name of what it keeps, that it did one, and
+ * what it keeps (NULL: nothing any more). Any thread. */
+gbi_residual_key gbi_compress_key(const gbi_plan *plan, const gbi_step *step,
+                                  const void *buffer);
+void gbi_compress_note(gbi_compress *compress, const gbi_plan *plan,
+                       const gbi_step *step);
+void gbi_compress_watch(gbi_compress *compress, const gbi_residuals *others);
+
 /* Facts for telemetry. Any thread. */
 void gbi_compress_describe(const gbi_compress *compress, gbi_fact_fn fn,
                            void *arg);
-/* What of residuals is kept now, in bytes. */
+/* What of residuals is kept now on the host, in bytes. */
 uint64_t gbi_compress_residual_bytes(const gbi_compress *compress);
 
 #endif

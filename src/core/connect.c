@@ -237,7 +237,8 @@ static gb_status open_gpu(connector *c, gb_error *error) {
       .ring_bytes = (uint64_t)gbi_core_setting("GPUBRIDGE_STAGING_BYTES"),
       .kernels = c->job->kernels,
       .kernels_why = c->job->kernels_why.text,
-      .local_work = gbi_core_combines_on_gpu(),
+      .islands = t->islands_count,
+      .sums = (gbi_sums)gbi_core_combine(),
   };
   GBI_TRY(find_places(spec, params.me, error));
   return gbi_gpu_open(&params, &c->gpu, error);
@@ -454,14 +455,14 @@ static gb_status open_mesh(connector *c, gb_error *error) {
                        spec->count, spec->me, &c->comms[GBI_ON_MESH], error);
 }
 
-static gb_status open_compress(gbi_engine *engine, gbi_codec codec,
-                               gb_error *error) {
+static gb_status open_compress(gbi_engine *engine, gbi_gpu *gpu,
+                               gbi_codec codec, gb_error *error) {
   if (codec == GBI_CODEC_NONE) return GB_OK;
   gbi_compress *compress;
   uint64_t most = (uint64_t)gbi_core_setting("GPUBRIDGE_COMPRESSION_RESIDUALS");
   GBI_TRY(gbi_compress_new(codec, most, &compress, error));
   gbi_engine_compress(engine, compress);
-  return GB_OK;
+  return gpu ? gbi_gpu_compress(gpu, compress, most, error) : GB_OK;
 }
 
 static gb_status make_group(connector *c, gb_group **group_p, gb_error *error) {
@@ -505,7 +506,7 @@ static gb_status make_group(connector *c, gb_group **group_p, gb_error *error) {
       gbi_policy_scratch_max(spec->topology, chunk, params.codec), &job->watch,
       job->area, &params.engine, error));
   memset(c->comms, 0, sizeof c->comms); /* given to the engine */
-  gb_status status = open_compress(params.engine, params.codec, error);
+  gb_status status = open_compress(params.engine, c->gpu, params.codec, error);
   if (status == GB_OK) status = gbi_group_open(&params, group_p, error);
   if (status != GB_OK) gbi_engine_close(params.engine);
   if (status == GB_OK) c->gpu = NULL; /* given to the group */

@@ -1,6 +1,5 @@
 #include "core/fold.h"
 
-#include "codec/codec.h"
 #include "comm/comm.h"
 
 #include <stdio.h>
@@ -13,11 +12,14 @@ static const uint64_t row_most = UINT64_C(4) << 20;
 
 /* ---- agreement ---- */
 
-/* Who is alone in an island reduces nothing there. */
+/* Who is alone in an island reduces nothing there, but combines all the same.
+ */
 void gbi_folder_put(const gbi_folder *folder, gbi_writer *out) {
   bool lacks = folder->members > 1 && !folder->kernels;
   size_t bytes = lacks && folder->why ? strlen(folder->why) : 0;
+  gbi_sums sums = folder->kernels ? folder->sums : GBI_SUMS_ON_HOST;
   gbi_put_u8(out, lacks);
+  gbi_put_u8(out, (uint8_t)sums);
   gbi_put_blob(out, folder->why, GBI_MIN(bytes, (size_t)WHY_MOST));
 }
 
@@ -34,15 +36,31 @@ static void keep_text(char *to, size_t room, const char *name,
 gb_status gbi_folder_hear(gbi_folder *folder, gbi_reader *in, const char *name,
                           gb_error *error) {
   size_t bytes = 0;
-  uint8_t lacks = gbi_get_u8(in);
+  uint8_t lacks = gbi_get_u8(in), sums = gbi_get_u8(in);
   const uint8_t *text = gbi_get_blob(in, &bytes);
-  if (in->bad || lacks > 1 || bytes > WHY_MOST)
+  if (in->bad || lacks > 1 || sums > GBI_SUMS_ON_GPU || bytes > WHY_MOST)
     return gbi_fail(error, GB_ERR_PROTOCOL,
                     "%s sent a malformed word about its kernels", name);
+  folder->sums = GBI_MIN(folder->sums, (gbi_sums)sums);
   if (!lacks || !folder->folds) return GB_OK;
   folder->folds = false;
   keep_text(folder->who, sizeof folder->who, name, text, bytes);
   return GB_OK;
+}
+
+/* ---- sums of the bridge ---- */
+
+/* What a copy and a kernel take to start, the host adds up meanwhile. Between
+ * more than two islands, giving the values to all is more on the bridge. */
+enum { APART_LEAST = 256 << 10, APART_ISLANDS = 2 };
+
+uint64_t gbi_folder_apart(const gbi_folder *folder, const gbi_coll *coll,
+                          int islands) {
+  gb_dtype dtype = gbi_coll_travel_dtype(coll);
+  if (!gbi_kernel_folds(dtype, gbi_comm_redop(coll->redop))) return 0;
+  if (folder->sums == GBI_SUMS_ON_GPU) return 1;
+  bool pays = folder->sums == GBI_SUMS_AUTO && islands <= APART_ISLANDS;
+  return pays ? APART_LEAST : 0;
 }
 
 /* ---- reductions of an island ---- */
@@ -191,10 +209,24 @@ bool gbi_folder_local(const gbi_folder *folder, const gbi_plan *plan,
     case GBI_DO_FOLD:
       return !step->wide &&
              gbi_kernel_folds(dtype, gbi_comm_redop(coll->redop));
-    case GBI_DO_DECODE:
-      return (step->wide ? gbi_coll_travel_dtype(coll) : dtype) == GB_FLOAT32;
+    case GBI_DO_COMBINE: return true;
     default: return false;
   }
+}
+
+/* One of the two is the sum so far. */
+static gb_status combine(const gbi_folder *f, const gbi_coll *coll,
+                         const gbi_step *step, const void *src, void *dst,
+                         gbi_stream stream, gb_error *error) {
+  gbi_fold fold = {
+      .dtype = step->wide ? gbi_coll_travel_dtype(coll) : (gb_dtype)coll->dtype,
+      .op = gbi_comm_redop(coll->redop),
+      .out = dst,
+      .a = step->number ? dst : src,
+      .b = step->number ? src : dst,
+      .count = step->count,
+      .rows = 1};
+  return gbi_kernel_fold(f->kernels, &fold, stream, error);
 }
 
 static gb_status run_fold(const gbi_folder *f, const gbi_coll *coll,
@@ -233,10 +265,7 @@ gb_status gbi_folder_run_local(const gbi_folder *f, const gbi_plan *plan,
     case GBI_DO_DIVIDE:
       return gbi_kernel_divide(f->kernels, dtype, dst, count, world, stream,
                                error);
-    case GBI_DO_DECODE:
-      return gbi_kernel_decode(
-          f->kernels, step->codec, dst, src, count, step->rows,
-          gbi_codec_bytes((gbi_codec)step->codec, count), stream, error);
+    case GBI_DO_COMBINE: return combine(f, coll, step, src, dst, stream, error);
     default: return run_fold(f, coll, src, dst, count, world, stream, error);
   }
 }

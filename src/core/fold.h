@@ -19,11 +19,19 @@
 
 #define GBI_FOLD_STATE_BYTES 400 /* at most, of gbi_folder_put */
 
+/* Who adds up what comes over the bridge: GPUBRIDGE_COMBINE. */
+typedef enum gbi_sums {
+  GBI_SUMS_ON_HOST,
+  GBI_SUMS_AUTO, /* a GPU where it pays */
+  GBI_SUMS_ON_GPU
+} gbi_sums;
+
 typedef struct gbi_folder {
   gbi_device *device;
   gbi_kernel_set *kernels; /* borrowed; NULL: this rank has none */
   const char *why;         /* it has none; static or the job's */
   int members, me;         /* of the island */
+  gbi_sums sums;           /* of the bridge: the least that a rank wants */
   bool folds;              /* all have them that need them */
   char who[320];           /* else who lacks them, and why */
   gbi_native *native;
@@ -37,6 +45,11 @@ void gbi_folder_put(const gbi_folder *folder, gbi_writer *out);
  * from `folds` being set. */
 gb_status gbi_folder_hear(gbi_folder *folder, gbi_reader *in, const char *name,
                           gb_error *error);
+
+/* From how many bytes on a call's sums on the bridge are combined on GPUs, with
+ * the bits that the host's have; 0: none. All ranks come to the same end. */
+uint64_t gbi_folder_apart(const gbi_folder *folder, const gbi_coll *coll,
+                          int islands);
 
 /* Whether a step of the island is this one's to do; the caller has asked the
  * vendor's library. */
@@ -53,7 +66,8 @@ gb_status gbi_folder_run(gbi_folder *folder, const gbi_step *step,
                          gb_dtype dtype, gb_redop redop, const void *src,
                          void *dst, gbi_stream stream, gb_error *error);
 
-/* Whether a step on the rank itself can be done here, and doing it. */
+/* Whether a step on the rank itself (but those of core/coder) can be done here,
+ * and doing it. */
 bool gbi_folder_local(const gbi_folder *folder, const gbi_plan *plan,
                       const gbi_step *step);
 gb_status gbi_folder_run_local(const gbi_folder *folder, const gbi_plan *plan,

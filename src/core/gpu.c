@@ -44,6 +44,7 @@ struct gbi_gpu {
   const gbi_device_ops *ops;
   gbi_native *native;          /* NULL: alone in the island */
   gbi_folder folder;           /* arithmetic by our own kernels */
+  gbi_coder coder;             /* and payloads */
   pthread_mutex_t lock;        /* level 8 */
   pthread_mutex_t events_lock; /* level 9: the spare ones */
   gbi_stream lanes[GBI_LANES];
@@ -121,7 +122,13 @@ bool gbi_gpu_has_host(const gbi_gpu_turn *turn) {
   return turn->shape->staged->host->count > 0;
 }
 
+static gb_status drain(gbi_gpu *gpu, gb_error *error);
+
 /* ---- open and close ---- */
+
+static gb_status drain_for_coder(void *arg) {
+  return drain(arg, NULL);
+}
 
 static bool is_sound(const void *arg) {
   const gbi_gpu *gpu = arg;
@@ -166,6 +173,7 @@ gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
                              .why = params->kernels_why,
                              .members = params->island_count,
                              .me = params->me[GBI_ON_ISLAND],
+                             .sums = params->sums,
                              .folds = true};
   pthread_mutex_init(&gpu->lock, NULL);
   pthread_mutex_init(&gpu->events_lock, NULL);
@@ -176,8 +184,19 @@ gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
     gbi_gpu_close(gpu);
     return status;
   }
+  bool codes = params->sums != GBI_SUMS_ON_HOST;
+  gpu->coder = (gbi_coder){.device = params->device,
+                           .kernels = codes ? params->kernels : NULL,
+                           .stream = gpu->lanes[GBI_LANE_MAIN],
+                           .rest = drain_for_coder,
+                           .arg = gpu};
   *gpu_p = gpu;
   return GB_OK;
+}
+
+gb_status gbi_gpu_compress(gbi_gpu *gpu, gbi_compress *compress,
+                           uint64_t residual_bytes, gb_error *error) {
+  return gbi_coder_open(&gpu->coder, compress, residual_bytes, error);
 }
 
 gb_status gbi_gpu_address(gbi_gpu *gpu, gbi_writer *out, gb_error *error) {
@@ -262,6 +281,7 @@ void gbi_gpu_shape_free(gbi_gpu *gpu, gbi_gpu_shape *shape) {
     for (uint32_t i = 0; i < shape->staged->events; i++)
       if (shape->events[i]) gpu->ops->event_free(gpu->device, shape->events[i]);
   free(shape->events);
+  free(shape->residuals);
   gbi_staged_free(shape->staged);
   gbi_plan_free(shape->plan);
   if (shape->coll.counts_count) free((void *)(uintptr_t)shape->coll.counts);
@@ -298,6 +318,7 @@ static bool come_to_rest(gbi_gpu *gpu) {
 static void free_all(gbi_gpu *gpu) {
   for (int i = 0; i < SHAPES; i++) gbi_gpu_shape_free(gpu, &gpu->shapes[i]);
   gbi_captures_close(gpu->captures);
+  gbi_coder_close(&gpu->coder);
   free_streams(gpu);
   if (gpu->barrier) gpu->ops->free_memory(gpu->device, gpu->barrier);
   if (gpu->scratch) gpu->ops->free_memory(gpu->device, gpu->scratch);
@@ -465,9 +486,20 @@ static gb_status need_ring(gbi_gpu *gpu, uint64_t least, gb_error *error) {
   return pin_ring(gpu, least, error);
 }
 
+/* Behind the plan's scratch there is room for the coder. */
+static uint64_t room_at(const gbi_plan *plan) {
+  return (plan->scratch_bytes + 255) / 256 * 256;
+}
+
+uint64_t gbi_gpu_scratch_bytes(const gbi_plan *plan) {
+  uint64_t room = gbi_coder_room(plan);
+  return room ? room_at(plan) + room : plan->scratch_bytes;
+}
+
 static gb_status need_scratch(gbi_gpu *gpu, const gbi_plan *plan,
                               gb_error *error) {
-  if (plan->scratch_bytes <= gpu->scratch_bytes) return GB_OK;
+  uint64_t bytes = gbi_gpu_scratch_bytes(plan);
+  if (bytes <= gpu->scratch_bytes) return GB_OK;
   if (gpu->scratch) {
     GBI_TRY(drain(gpu, error));
     gpu->ops->free_memory(gpu->device, gpu->scratch);
@@ -475,9 +507,9 @@ static gb_status need_scratch(gbi_gpu *gpu, const gbi_plan *plan,
     gpu->scratch_bytes = 0;
   }
   void *memory;
-  GBI_TRY(gpu->ops->memory(gpu->device, plan->scratch_bytes, &memory, error));
+  GBI_TRY(gpu->ops->memory(gpu->device, bytes, &memory, error));
   gpu->scratch = memory;
-  gpu->scratch_bytes = plan->scratch_bytes;
+  gpu->scratch_bytes = bytes;
   return GB_OK;
 }
 
@@ -544,14 +576,25 @@ static gb_status make_events(gbi_gpu *gpu, gbi_gpu_shape *shape,
 
 static bool runs_here(const void *arg, const gbi_plan *plan,
                       const gbi_step *step) {
-  return gbi_folder_local(arg, plan, step);
+  const gbi_gpu *gpu = arg;
+  return gbi_folder_local(&gpu->folder, plan, step) ||
+         gbi_coder_takes(&gpu->coder, plan, step);
 }
 
-static gbi_stage_self self_of(const gbi_gpu *gpu) {
+/* Replays would go on with residuals that other calls have dropped. */
+static bool runs_in_graph(const void *arg, const gbi_plan *plan,
+                          const gbi_step *step) {
+  return step->verb != GBI_DO_ENCODE && runs_here(arg, plan, step);
+}
+
+static gbi_stage_self self_of(const gbi_gpu *gpu, bool graph) {
+  bool kernels = gpu->p.sums != GBI_SUMS_ON_HOST;
   return (gbi_stage_self){.me = gpu->p.me,
                           .world = gpu->p.world,
-                          .on_device = gpu->p.local_work ? runs_here : NULL,
-                          .arg = &gpu->folder};
+                          .on_device = !kernels ? NULL
+                                       : graph  ? runs_in_graph
+                                                : runs_here,
+                          .arg = gpu};
 }
 
 /* The plan, and what of it the library cannot do. */
@@ -559,16 +602,18 @@ static gb_status plan_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
                             const gbi_policy_env *env, const gbi_coll *coll,
                             gbi_gpu_shape *shape, gb_error *error) {
   gbi_coll planned = *coll;
+  gbi_policy_env here = *env;
+  here.apart_least = gbi_folder_apart(&gpu->folder, coll, gpu->p.islands);
   if (scaled_natively(gpu, coll)) planned.redop = GB_SUM;
   shape->coll = *coll;
   shape->coll.counts = gbi_coll_copy_counts(coll);
   if (coll->counts_count && !shape->coll.counts)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call's lengths");
-  GBI_TRY(gbi_policy_plan(policy, env, &planned, &shape->plan, error));
+  GBI_TRY(gbi_policy_plan(policy, &here, &planned, &shape->plan, error));
   if (planned.redop != coll->redop && !sums_in_islands(shape->plan)) {
     gbi_plan_free(shape->plan);
     shape->plan = NULL;
-    GBI_TRY(gbi_policy_plan(policy, env, coll, &shape->plan, error));
+    GBI_TRY(gbi_policy_plan(policy, &here, coll, &shape->plan, error));
   }
   return check_reduces(gpu, shape->plan, error);
 }
@@ -577,11 +622,15 @@ static gb_status fill_shape(gbi_gpu *gpu, const gbi_policy_ops *policy,
                             const gbi_policy_env *env, const gbi_coll *coll,
                             gbi_gpu_shape *shape, gb_error *error) {
   GBI_TRY(plan_shape(gpu, policy, env, coll, shape, error));
-  gbi_stage_self self = self_of(gpu);
+  gbi_stage_self self = self_of(gpu, false);
   self.shared_bytes = gpu->shared_bytes;
   uint64_t least = gbi_stage_ring_least(shape->plan, &self);
   GBI_TRY(need_ring(gpu, least, error));
   GBI_TRY(need_scratch(gpu, shape->plan, error));
+  shape->residuals =
+      gbi_calloc(gbi_coder_payloads(shape->plan) + 1, sizeof(float *));
+  if (!shape->residuals)
+    return gbi_fail(error, GB_ERR_MEMORY, "no memory for a call's payloads");
   GBI_TRY(
       gbi_stage(shape->plan, &self, gpu->ring_bytes, &shape->staged, error));
   shape->direct =
@@ -593,7 +642,7 @@ gb_status gbi_gpu_shape_make(gbi_gpu *gpu, const gbi_policy_ops *policy,
                              const gbi_policy_env *env, const gbi_coll *coll,
                              gbi_gpu_shape *shape, gb_error *error) {
   GBI_TRY(plan_shape(gpu, policy, env, coll, shape, error));
-  gbi_stage_self self = self_of(gpu);
+  gbi_stage_self self = self_of(gpu, true);
   uint64_t least = gbi_stage_ring_least(shape->plan, &self);
   return gbi_stage(shape->plan, &self, GBI_MAX(least, gpu->p.ring_bytes),
                    &shape->staged, error);
@@ -680,6 +729,8 @@ gb_status gbi_gpu_prepare(gbi_gpu *gpu, const gbi_policy_ops *policy,
                           gb_error *error) {
   GBI_TRY(gbi_gpu_check_call(gpu, coll, in, out, error));
   GBI_TRY(find_shape(gpu, policy, env, coll, &turn->shape, error));
+  gbi_coder_prepare(&gpu->coder, turn->shape->plan, in ? in : out,
+                    turn->shape->residuals);
   turn->ready = gpu->ready;
   turn->arrived = gpu->arrived;
   turn->gates = NULL;
@@ -752,6 +803,12 @@ static gb_status run_step(const issue *c, const gbi_step *s) {
       if (src == dst) return GB_OK;
       return gpu->ops->copy(gpu->device, dst, src, s->count * element, stream,
                             c->error);
+    case GBI_DO_ENCODE:
+    case GBI_DO_DECODE:
+      return gbi_coder_run(
+          &gpu->coder, plan, s, src, dst, c->scratch + room_at(plan),
+          s->verb == GBI_DO_ENCODE ? shape->residuals[s->number] : NULL, stream,
+          c->error);
     default:
       return gbi_folder_run_local(&gpu->folder, plan, s, src, dst, gpu->p.world,
                                   c->factor, stream, c->error);

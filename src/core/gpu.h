@@ -12,6 +12,7 @@
 #define GBI_CORE_GPU_H
 
 #include "ccl/native.h"
+#include "core/coder.h"
 #include "core/engine.h"
 #include "core/fold.h"
 #include "core/shared.h"
@@ -31,7 +32,8 @@ typedef struct gbi_gpu_params {
   uint64_t ring_bytes;
   gbi_kernel_set *kernels; /* borrowed; NULL: none */
   const char *kernels_why; /* then why not; borrowed */
-  bool local_work;         /* by kernels, not on the host: GPUBRIDGE_COMBINE */
+  int islands;             /* of the group */
+  gbi_sums sums; /* and all work on the rank: by kernels, or on the host */
 } gbi_gpu_params;
 
 gb_status gbi_gpu_open(const gbi_gpu_params *params, gbi_gpu **gpu_p,
@@ -52,6 +54,9 @@ gb_status gbi_gpu_connect(gbi_gpu *gpu, gbi_reader *first, uint64_t deadline_ns,
 void gbi_gpu_share(gbi_gpu *gpu, gbi_shared *shared, uint64_t bytes);
 /* Whether, and if not why. */
 void gbi_gpu_describe(const gbi_gpu *gpu, gbi_fact_fn fn, void *arg);
+/* Before the first call, where sums are compressed. `compress` is borrowed. */
+gb_status gbi_gpu_compress(gbi_gpu *gpu, gbi_compress *compress,
+                           uint64_t residual_bytes, gb_error *error);
 
 /* A call's shape, ready to be enqueued again and again. */
 typedef struct gbi_gpu_shape {
@@ -59,6 +64,7 @@ typedef struct gbi_gpu_shape {
   gbi_plan *plan; /* NULL: free */
   gbi_staged *staged;
   gbi_event *events;
+  float **residuals; /* of each payload, while a call is issued */
   bool direct; /* one island's, without the host: for the caller's stream */
   uint64_t used;
   _Atomic int users; /* works that the worker has not ended */
@@ -99,6 +105,8 @@ gb_status gbi_gpu_shape_make(gbi_gpu *gpu, const gbi_policy_ops *policy,
 /* The library's communicator has kernels in a graph, or may have. */
 void gbi_gpu_captured(gbi_gpu *gpu);
 void gbi_gpu_shape_free(gbi_gpu *gpu, gbi_gpu_shape *shape);
+/* Device memory that calls of a plan need. */
+uint64_t gbi_gpu_scratch_bytes(const gbi_plan *plan);
 /* ARGUMENT where a call's memory is not this GPU's (NULL is) or not aligned to
  * its elements. */
 gb_status gbi_gpu_check_call(gbi_gpu *gpu, const gbi_coll *coll, const void *in,

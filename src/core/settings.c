@@ -131,8 +131,9 @@ const gbi_setting gbi_core_settings[] = {
      .default_value = "auto",
      .kind = GBI_SETTING_CHOICE,
      .choices = "auto|gpu|host",
-     .help = "where a job on GPUs scales, rounds and decodes: auto and gpu by "
-             "kernels of its own where it has them, host"},
+     .help = "where a job on GPUs scales, rounds, encodes, decodes and adds up "
+             "what comes over the bridge: auto, gpu by kernels of its own, "
+             "host"},
     {.name = "GPUBRIDGE_ALLOW_DEBUG_GLOO",
      .default_value = "0",
      .kind = GBI_SETTING_BOOL,
@@ -197,9 +198,10 @@ gbi_codec gbi_core_codec(void) {
   return gbi_codec_find(value.text);
 }
 
-bool gbi_core_combines_on_gpu(void) {
+int gbi_core_combine(void) {
   gbi_value value;
   (void)gbi_setting_read(gbi_core_setting_find("GPUBRIDGE_COMBINE"), &value,
                          NULL);
-  return strcmp(value.text, "host") != 0;
+  if (!strcmp(value.text, "host")) return 0;
+  return strcmp(value.text, "gpu") ? 1 : 2;
 }

@@ -20,7 +20,8 @@ const gbi_setting *gbi_core_setting_find(const char *name);
 int64_t gbi_core_setting(const char *name);
 /* GPUBRIDGE_BRIDGE_COMPRESSION; all words for no are GBI_CODEC_NONE. */
 gbi_codec gbi_core_codec(void);
-/* GPUBRIDGE_COMBINE: not on the host, where there are kernels. */
-bool gbi_core_combines_on_gpu(void);
+/* GPUBRIDGE_COMBINE: 0: on the host; where there are kernels, 1: by them where
+ * that pays, 2: by them. */
+int gbi_core_combine(void);
 
 #endif

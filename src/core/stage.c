@@ -23,6 +23,7 @@ typedef struct block {
   bool dirty;    /* the device does not have it yet */
   int64_t user;  /* the last step of the host on it */
   int64_t flush; /* the event after which it is back, NONE */
+  bool late;     /* the last user came after that */
 } block;
 
 /* What came from a member's area, and the event after which it is there. */
@@ -57,6 +58,7 @@ typedef struct maker {
   window windows[WINDOWS];
   int window;            /* the one in use */
   uint64_t window_taken; /* bytes of it */
+  const gbi_step *now;                /* the plan's step; NULL: its end */
   bool failed;
 } maker;
 
@@ -89,6 +91,7 @@ static void local_bytes(const maker *m, const gbi_step *s, uint64_t *in,
   switch (s->verb) {
     case GBI_DO_LOAD: *out = travel; break;
     case GBI_DO_STORE: *in = travel; break;
+    case GBI_DO_COMBINE: *in = *out = own; break;
     case GBI_DO_FOLD: *in = own * (uint64_t)m->self->world; break;
     case GBI_DO_ENCODE:
       *in = own;
@@ -163,11 +166,26 @@ static int64_t record(maker *m, int lane) {
   return m->newest[lane] = event;
 }
 
+/* For the tests that see it: what kernels and copies of their results wait for.
+ */
+static bool left_out(const maker *m, int lane, int other) {
+  const gbi_step *s = m->now;
+  if (GBI_FAULT("gpu.wait") == GBI_FAULT_FAIL) return true;
+  if (lane == GBI_LANE_END && other == GBI_LANE_MAIN)
+    return GBI_FAULT("gpu.result") == GBI_FAULT_FAIL;
+  if (lane == GBI_LANE_OUT && other == GBI_LANE_MAIN && s && s->codec)
+    return GBI_FAULT("gpu.payload") == GBI_FAULT_FAIL;
+  if (lane == GBI_LANE_MAIN && s &&
+      (s->verb == GBI_DO_COMBINE || s->verb == GBI_DO_DECODE))
+    return GBI_FAULT("gpu.rows") == GBI_FAULT_FAIL;
+  return false;
+}
+
 /* `lane` waits for an event of `other`, unless it waited for a later one. */
 static void wait_event(maker *m, int lane, int other, int64_t event) {
   if (event <= m->seen[lane][other]) return;
   m->seen[lane][other] = event;
-  if (GBI_FAULT("gpu.wait") == GBI_FAULT_FAIL) return;
+  if (left_out(m, lane, other)) return;
   emit(m, (gbi_stage_op){.verb = GBI_STAGE_WAIT,
                          .lane = (uint8_t)lane,
                          .number = (uint32_t)event});
@@ -191,6 +209,14 @@ static void wait_release(maker *m, int lane, int64_t step) {
 }
 
 /* ---- blocks ---- */
+
+/* Releases are counted in the order of their numbers: who waits for this one's
+ * waits for those before it too, which may be on their way together. */
+static void use(maker *m, block *b, int64_t step) {
+  if (b->user != NONE && b->user != step) (void)release_of(m, b->user);
+  b->user = step;
+  b->late = b->flush != NONE;
+}
 
 /* Back to the device. */
 static void flush(maker *m, block *b) {
@@ -225,9 +251,8 @@ static void retire(maker *m) {
   block *b = &m->blocks[m->head++];
   flush(m, b);
   b->alive = false;
-  if (b->flush != NONE)
-    wait_event(m, GBI_LANE_OUT, GBI_LANE_IN, b->flush);
-  else if (b->user != NONE)
+  if (b->flush != NONE) wait_event(m, GBI_LANE_OUT, GBI_LANE_IN, b->flush);
+  if (b->user != NONE && (b->flush == NONE || b->late))
     wait_release(m, GBI_LANE_OUT, b->user);
 }
 
@@ -388,16 +413,16 @@ static void stage_host(maker *m, uint32_t index) {
     from = take_in(m, s, in, &step.gate);
     if (!from) return;
     at_in = at_out = place_in(from, in);
-    from->user = mine;
+    use(m, from, mine);
   }
   if (!empty(out)) {
     to = take_out(m, s, out, &step.gate);
     if (!to) return;
     at_out = place_in(to, out);
     if (empty(in)) at_in = at_out;
-    to->user = mine;
     to->dirty = true;
     to->flush = NONE;
+    use(m, to, mine);
   }
   /* Nothing new came from the device, and yet it waits for it. */
   int64_t dep = device_dep(m, s);
@@ -616,14 +641,16 @@ static gb_status take_apart(maker *m, gb_error *error) {
   m->out->host->policy = m->plan->policy;
   for (uint32_t i = 0; i < m->plan->count && !m->failed; i++) {
     m->host[i] = m->out->host->count;
-    if (is_shared(m, &m->plan->steps[i]))
+    m->now = &m->plan->steps[i];
+    if (is_shared(m, m->now))
       stage_shared(m, i);
-    else if (on_host(m, &m->plan->steps[i]))
+    else if (on_host(m, m->now))
       stage_host(m, i);
     else
       stage_device(m, i);
     m->host[i + 1] = m->out->host->count;
   }
+  m->now = NULL;
   if (!m->failed) finish(m);
   if (m->failed)
     return gbi_fail(error, GB_ERR_MEMORY, "no memory to stage a plan");

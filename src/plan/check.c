@@ -86,7 +86,7 @@ static uint64_t ref_size(const gbi_plan *plan, const gbi_step *step,
     bool wide = (step->verb == GBI_DO_LOAD && !is_src) ||
                 (step->verb == GBI_DO_STORE && is_src) ||
                 (step->verb == GBI_DO_FOLD && is_src && step->wide) ||
-                (step->verb >= GBI_DO_ENCODE && step->wide);
+                (step->verb >= GBI_DO_COMBINE && step->wide);
     return gb_dtype_bytes(wide ? gbi_coll_travel_dtype(&plan->coll)
                                : (gb_dtype)plan->coll.dtype);
   }
@@ -355,6 +355,7 @@ static void run_local(const checker *c, runner *r, const gbi_step *step) {
     if (step->verb == GBI_DO_FOLD)
       for (int row = 1; row < c->world; row++)
         value += src[((uint64_t)row * step->count + i) * unit_src];
+    if (step->verb == GBI_DO_COMBINE) value += dst[i * unit_dst];
     if (step->verb == GBI_DO_LOAD) value = value * scale + WIDE_MARK;
     if (stores) value -= marks;
     if (step->verb == GBI_DO_DIVIDE) value = dst[i * unit_dst] ^ UINT64_MAX;

@@ -52,6 +52,8 @@ typedef enum gbi_verb {
   GBI_DO_STORE,  /* wide src, for an AVG by the world size, to dst */
   GBI_DO_FOLD,   /* dst = row 0 (op) row 1 ..., rows of `count` at src, wide
                     ones where the step is wide; an AVG is divided too */
+  GBI_DO_COMBINE, /* dst = src (op) dst where `number` is 0, dst (op) src where
+                     it is 1; of what sums travel in. On a GPU only */
   /* Between what sums travel in and payloads of codec.h, in the scratch. */
   GBI_DO_ENCODE, /* src as one payload at dst; with feedback: `number` tells
                     the call's payloads apart */

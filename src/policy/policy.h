@@ -23,6 +23,9 @@ typedef struct gbi_policy_env {
   const struct gbi_rules *rules; /* of auto-tuned; NULL: none */
   int links;            /* that are open: gbi_policy_links */
   gbi_codec codec;      /* of sums on the bridge; equal on all ranks */
+  /* Sums on the bridge that are not compressed, of at least so many bytes, are
+   * given to all holders, which COMBINE them; 0: none. Equal on all ranks. */
+  uint64_t apart_least;
   bool direct; /* auto may pass the bridge by: gbi_policy_may_pass */
 } gbi_policy_env;
 

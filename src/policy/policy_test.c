@@ -82,6 +82,7 @@ typedef struct call {
   int links, links_most;
   gbi_codec codec;
   bool direct;
+  uint64_t apart_least;
 } call;
 
 static void init_lengths(call *c, const shape *s, uint64_t count) {
@@ -138,6 +139,7 @@ static void call_plan(call *c, const gbi_policy_ops *policy,
                           .rules = rules,
                           .links = c->links,
                           .codec = c->codec,
+                          .apart_least = c->apart_least,
                           .direct = c->direct};
     gbi_coll coll = c->coll;
     if (c->lengths) {
@@ -146,7 +148,8 @@ static void call_plan(call *c, const gbi_policy_ops *policy,
       coll.counts_count = (uint32_t)world * (c->parts ? 2 : 1);
     }
     GB_CHECK_OK(gbi_policy_plan(policy, &env, &coll, &c->plans[r], NULL));
-    GB_CHECK(c->plans[r]->scratch_bytes <=
+    GB_CHECK(c->apart_least ||
+             c->plans[r]->scratch_bytes <=
              gbi_policy_scratch_max(c->topology, chunk_bytes, c->codec));
   }
 }
@@ -154,12 +157,13 @@ static void call_plan(call *c, const gbi_policy_ops *policy,
 static void check_coded(const gbi_policy_ops *policy, const shape *s,
                         const gbi_topology *topology, uint64_t count,
                         uint64_t chunk_bytes, int links_most,
-                        gbi_codec codec) {
+                        gbi_codec codec, uint64_t apart_least) {
   call c;
   gb_error error;
   call_init(&c, s, topology, count);
   c.links_most = links_most;
   c.codec = codec;
+  c.apart_least = apart_least;
   c.direct = gbi_policy_direct.fits(topology) && dice(2);
   call_plan(&c, policy, chunk_bytes);
   if (gbi_plans_check(topology, c.links, (const gbi_plan *const *)c.plans,
@@ -167,30 +171,34 @@ static void check_coded(const gbi_policy_ops *policy, const shape *s,
     gb_test_fail(__FILE__, __LINE__,
                  "%s, world %d, %d islands, %d links, chunk %llu, %s of type "
                  "%d, redop %d, root %d, lengths %d, count %llu, compression "
-                 "%s: %s",
+                 "%s, apart from %llu: %s",
                  policy->name, topology->world, topology->islands_count,
                  c.links, (unsigned long long)chunk_bytes,
                  gbi_op_name(s->op), s->dtype, s->redop, (int)c.coll.root,
                  (int)s->lengths, (unsigned long long)count,
-                 gbi_codec_name((int)codec), error.text);
+                 gbi_codec_name((int)codec), (unsigned long long)apart_least,
+                 error.text);
   call_fini(&c);
 }
 
-/* With each compression that changes this call's plan too. */
+/* With each compression that changes this call's plan too, and with sums that
+ * the holders combine. */
 static void check_one(const gbi_policy_ops *policy, const shape *s,
                       const gbi_topology *topology, uint64_t count,
                       uint64_t chunk_bytes, int links_most) {
   gbi_coll coll = {.op = s->op, .dtype = s->dtype, .redop = s->redop};
   check_coded(policy, s, topology, count, chunk_bytes, links_most,
-              GBI_CODEC_NONE);
+              GBI_CODEC_NONE, 0);
   if (policy != &gbi_policy_reduce_bridge_broadcast && !policy->uses_links &&
       policy != &gbi_policy_auto)
     return;
+  check_coded(policy, s, topology, count, chunk_bytes, links_most,
+              GBI_CODEC_NONE, 1 + dice(128));
   for (int codec = GBI_CODEC_BF16; codec < GBI_CODECS; codec++) {
     gbi_policy_env env = {.codec = (gbi_codec)codec};
     if (gbi_plan_codec(&env, &coll))
       check_coded(policy, s, topology, count, chunk_bytes, links_most,
-                  env.codec);
+                  env.codec, 0);
   }
 }
 

@@ -24,6 +24,10 @@
  * its sum, the payloads are given to all (or to the holder that wants the sum),
  * and whoever has them decodes and adds up, in member order.
  *
+ * Sums that are combined apart (on GPUs) are as those: each holder's own goes
+ * to the others as it is, into a row each, and is joined with theirs in member
+ * order. Between two holders that is as many bytes as a sum on the bridge.
+ *
  * A "run" is a maximal range of consecutive ranks of one island, so that
  * contiguous islands cost one range and interleaved ones one range a rank. */
 #include "policy/policy.h"
@@ -36,6 +40,8 @@
 /* Less is not worth a segment of its own (nor an eighth of a chunk, where
  * chunks are set smaller). */
 #define SEGMENT_LEAST_BYTES ((uint64_t)16 << 10)
+/* Of scratch, for the rows of sums that are combined apart. */
+#define APART_MOST_BYTES ((uint64_t)256 << 20)
 
 static bool fits(const gbi_topology *topology) {
   return topology->islands_count >= 2;
@@ -57,6 +63,7 @@ typedef struct maker {
   uint64_t bytes; /* of one element on its way */
   gbi_codec codec;
   uint32_t payloads; /* encoded so far */
+  bool apart;        /* sums may be combined by the holders */
 } maker;
 
 /* Where rank r's row begins; a reduce is one row, the root's. */
@@ -201,8 +208,11 @@ static uint32_t reduce_segments(maker *m, const cut *c, gbi_ref src,
 
 /* ---- sums on the bridge ---- */
 
-/* Payloads of `count` values of all islands, in whole lines. */
+/* Payloads of `count` values of all islands, or the other islands' rows, in
+ * whole lines. */
 static uint64_t coded_bytes(const maker *m, uint64_t count) {
+  uint64_t others = (uint64_t)m->topology->islands_count - 1;
+  if (m->apart) return (count * m->bytes * others + 63) / 64 * 64;
   if (!m->codec) return 0;
   uint64_t bytes = gbi_codec_bytes(m->codec, count) *
                    (uint64_t)m->topology->islands_count;
@@ -254,6 +264,78 @@ static uint32_t coded_sum(maker *m, int to, gbi_ref src, gbi_ref dst,
   return gbi_plan_add(m->plan, &decode);
 }
 
+/* Whether a chunk's sums may be: where rows of it are not too much memory. */
+static void choose_apart(maker *m, uint64_t chunk) {
+  uint64_t rows = (uint64_t)m->topology->islands_count - 1;
+  m->apart = m->env->apart_least && !m->codec &&
+             chunk * m->bytes * rows <= APART_MOST_BYTES / GBI_SLOTS;
+}
+
+static bool goes_apart(const maker *m, uint64_t n) {
+  return m->apart && n && n * m->bytes >= m->env->apart_least;
+}
+
+/* Island i's row of n values. */
+static gbi_ref row_of(const maker *m, int i, uint64_t rows_at, uint64_t n) {
+  uint64_t row = (uint64_t)(i - (i > m->island_index));
+  return gbi_ref_to(GBI_SCRATCH, rows_at + row * n * m->bytes);
+}
+
+/* dst, which holds this island's sum, and the others' rows, left to right:
+ * those before this island's first, in the first of them. */
+static uint32_t combine_rows(maker *m, gbi_ref dst, uint64_t n,
+                             uint64_t rows_at, uint32_t first, uint32_t count) {
+  gbi_step step = {.resource = GBI_ON_RANK,
+                   .verb = GBI_DO_COMBINE,
+                   .wide = m->wide,
+                   .count = n};
+  uint32_t last = 0;
+  depend(&step, first, count);
+  for (int i = 0; i < m->topology->islands_count; i++) {
+    bool before = i < m->island_index, mine = i == m->island_index;
+    if (!i) continue; /* the sum so far */
+    step.number = !mine;
+    step.src = row_of(m, mine ? 0 : i, rows_at, n);
+    step.dst = before ? row_of(m, 0, rows_at, n) : dst;
+    last = gbi_plan_add(m->plan, &step);
+    memset(&step.deps[1], 0, sizeof step.deps[1]);
+    depend(&step, last, 1);
+  }
+  return last;
+}
+
+/* As coded_sum, of the values themselves. */
+static uint32_t apart_sum(maker *m, int to, gbi_ref src, gbi_ref dst,
+                          uint64_t n, uint64_t rows_at,
+                          const gbi_step *waits) {
+  int holders = m->topology->islands_count;
+  bool keeps = to < 0 || to == m->island_index;
+  uint32_t first = m->plan->count, last = first;
+  for (int i = 0; i < holders; i++) {
+    if (i == to) continue;
+    bool mine = i == m->island_index;
+    gbi_ref row = mine ? src : row_of(m, i, rows_at, n);
+    gbi_step step = bridge_step(to < 0 ? GBI_DO_BROADCAST : GBI_DO_TRANSFER, i,
+                                row, row, n);
+    step.wide = m->wide;
+    step.peer = GBI_MAX(to, 0);
+    step.deps[0] = waits->deps[0];
+    step.deps[1] = waits->deps[1];
+    last = gbi_plan_add(m->plan, &step);
+  }
+  if (!keeps) return last;
+  if (src.place != dst.place || src.offset != dst.offset) {
+    gbi_step copy = *waits;
+    copy.resource = GBI_ON_RANK;
+    copy.verb = GBI_DO_COPY;
+    copy.src = src;
+    copy.dst = dst;
+    copy.count = n;
+    last = gbi_plan_add(m->plan, &copy);
+  }
+  return combine_rows(m, dst, n, rows_at, first, last - first + 1);
+}
+
 /* ---- all_reduce ---- */
 
 /* Island sums of the chunk onto the holders and the links' totals, in place. */
@@ -277,6 +359,8 @@ static taken reduce_chunk(maker *m, const cut *c, uint64_t at, gbi_ref place,
   out = part_of(m, out, skip);
   if (m->codec && n) {
     t.last = coded_sum(m, -1, place, place, n, coded_at, &waits);
+  } else if (goes_apart(m, n)) {
+    t.last = apart_sum(m, -1, place, place, n, coded_at, &waits);
   } else {
     gbi_step step = bridge_step(GBI_DO_ALL_REDUCE, 0, place, place, n);
     step.wide = m->wide;
@@ -311,6 +395,7 @@ static void plan_all_reduce(maker *m) {
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, count);
   uint64_t chunks = count ? (count + chunk - 1) / chunk : 1;
   uint64_t wide_bytes = m->wide ? chunk * m->bytes : 0;
+  choose_apart(m, chunk);
   uint64_t slot_bytes = wide_bytes + coded_bytes(m, chunk);
   m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
   taken done[GBI_SLOTS] = {{0}};
@@ -515,6 +600,10 @@ static taken gather_sum(maker *m, const unit *u, gbi_ref place,
     t.last = coded_sum(m, u->island, src, place, n, coded_at, &waits);
     return t;
   }
+  if (goes_apart(m, n)) {
+    t.last = apart_sum(m, u->island, src, place, n, coded_at, &waits);
+    return t;
+  }
   gbi_step step = bridge_step(GBI_DO_REDUCE, u->island, src, place, n);
   step.wide = m->wide;
   step.deps[0] = waits.deps[0];
@@ -581,6 +670,7 @@ static void plan_reduce_scatter(maker *m) {
   uint64_t total = row_at(m, m->topology->world), count;
   uint64_t chunk = gbi_chunk_elements(m->env, m->plan, total);
   uint64_t sum_bytes = chunk * m->bytes;
+  choose_apart(m, chunk);
   uint64_t slot_bytes = sum_bytes + coded_bytes(m, chunk);
   m->plan->scratch_bytes = slot_bytes * GBI_SLOTS;
   unit *units = cut_units(m, chunk, &count);

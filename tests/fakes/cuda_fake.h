@@ -44,6 +44,16 @@ enum {
   X(cuPointerSetAttribute, 0, (const void *, unsigned int, gbi_cu_address))    \
   X(cuMemGetHandleForAddressRange, 0,                                          \
     (void *, gbi_cu_address, size_t, unsigned int, unsigned long long))        \
+  X(cuMemAddressReserve, 0,                                                    \
+    (gbi_cu_address *, size_t, size_t, gbi_cu_address, unsigned long long))    \
+  X(cuMemAddressFree, 0, (gbi_cu_address, size_t))                             \
+  X(cuMemCreate, 0,                                                            \
+    (unsigned long long *, size_t, const void *, unsigned long long))          \
+  X(cuMemRelease, 0, (unsigned long long))                                     \
+  X(cuMemMap, 0,                                                               \
+    (gbi_cu_address, size_t, size_t, unsigned long long, unsigned long long))  \
+  X(cuMemUnmap, 0, (gbi_cu_address, size_t))                                   \
+  X(cuMemSetAccess, 0, (gbi_cu_address, size_t, const void *, size_t))         \
   X(cuMemcpyAsync, 0, (gbi_cu_address, gbi_cu_address, size_t, gbi_cu_stream)) \
   X(cuMemcpy, 0, (gbi_cu_address, gbi_cu_address, size_t))                     \
   X(cuMemcpyHtoD_v2, 0, (gbi_cu_address, const void *, size_t))                \

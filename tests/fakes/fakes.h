@@ -98,6 +98,7 @@ typedef struct fake_gpu_counts {
   uint64_t user_streams; /* calls on streams that are not `mine` */
   uint64_t operations;   /* enqueued */
   uint64_t checks;       /* ranges looked at by the clocks */
+  uint64_t kernels;      /* launched */
 } fake_gpu_counts;
 void fake_gpu_count(fake_gpu_counts *counts);
 /* The same for the calling thread only. */

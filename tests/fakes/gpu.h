@@ -223,6 +223,7 @@ typedef struct fake_memory {
   uintptr_t begin;
   size_t bytes;
   char *view; /* where the engine finds it */
+  size_t reserved; /* addresses that memory is mapped to bit by bit, or 0 */
   bool coherent;
   bool freed;
   uint64_t id;
@@ -305,6 +306,7 @@ void fake_counted_allocation(void);
 void fake_counted_blocking(void);
 void fake_counted_operation(void);
 void fake_counted_check(void);
+void fake_counted_kernel(void);
 void fake_counted_stream(const fake_stream *stream);
 /* On a thread of the engine, calls of vendor functions are failed checks;
  * `where` says which thread. */
@@ -319,6 +321,12 @@ fake_result fake_allocate(int device, size_t bytes, void **address_p);
 fake_result fake_pin(size_t bytes, bool coherent, void **address_p);
 fake_result fake_adopt(void *host, size_t bytes);
 fake_result fake_unadopt(void *host);
+/* Addresses without memory; memory at their end, and what there is taken away,
+ * and the addresses. */
+fake_result fake_reserve(int device, size_t bytes, void **address_p);
+fake_result fake_map(void *address, size_t bytes);
+fake_result fake_unmap(void *address, size_t bytes);
+fake_result fake_unreserve(void *address, size_t bytes);
 /* Waits for the memory's device, as the real ones do. `pinned`: which of the
  * two free functions this is. */
 fake_result fake_free(void *address, bool pinned);

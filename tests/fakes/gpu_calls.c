@@ -39,6 +39,9 @@ void fake_counted_blocking(void) {
 void fake_counted_operation(void) {
   add(&here.operations, &all.operations);
 }
+void fake_counted_kernel(void) {
+  add(&here.kernels, &all.kernels);
+}
 void fake_counted_check(void) {
   add(&here.checks, &all.checks);
 }
@@ -57,7 +60,8 @@ void fake_gpu_count(fake_gpu_counts *counts) {
                               .blocking = seen(&all.blocking),
                               .user_streams = seen(&all.user_streams),
                               .operations = seen(&all.operations),
-                              .checks = seen(&all.checks)};
+                              .checks = seen(&all.checks),
+                              .kernels = seen(&all.kernels)};
 }
 
 void fake_gpu_count_here(fake_gpu_counts *counts) {

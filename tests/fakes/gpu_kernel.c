@@ -80,6 +80,7 @@ fake_result fake_kernel_launch(int device, void *handle,
                                const fake_kernel *kernel,
                                const fake_launch *launch, void **params) {
   if (!kernel || (kernel->params_count && !params)) return FAKE_BAD_VALUE;
+  fake_counted_kernel();
   launched *l = keep(kernel, launch, params);
   fake_range ranges[8];
   int count = kernel->ranges ? kernel->ranges(&l->launch, ranges) : 0;

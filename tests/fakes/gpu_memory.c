@@ -113,6 +113,87 @@ fake_result fake_allocate(int device, size_t bytes, void **address_p) {
   return view ? FAKE_OK : FAKE_NO_MEMORY;
 }
 
+/* ---- addresses that memory is mapped to ---- */
+
+fake_result fake_reserve(int device, size_t bytes, void **address_p) {
+  if (!bytes) return FAKE_BAD_VALUE;
+  fake_lock();
+  void *address = map(bytes, PROT_NONE);
+  void *view = address ? map(bytes, PROT_READ | PROT_WRITE) : NULL;
+  if (view) {
+    fake_memory *memory = add(FAKE_DEVICE, address, view, 0);
+    memory->device = device;
+    memory->reserved = bytes;
+    *address_p = address;
+  }
+  fake_unlock();
+  return view ? FAKE_OK : FAKE_NO_MEMORY;
+}
+
+static fake_memory *reserved_locked(const void *address) {
+  int i = behind((uintptr_t)address) - 1;
+  if (i < 0 || table[i]->freed) return NULL;
+  bool inside = (uintptr_t)address - table[i]->begin < table[i]->reserved;
+  return inside ? table[i] : NULL;
+}
+
+/* As the allocator of torch does it: each piece behind the last. */
+fake_result fake_map(void *address, size_t bytes) {
+  fake_result result = fake_capture_unsafe();
+  if (result) return result;
+  fake_lock();
+  fake_memory *memory = reserved_locked(address);
+  if (!memory || (uintptr_t)address != memory->begin + memory->bytes ||
+      bytes > memory->reserved - memory->bytes) {
+    result = FAKE_BAD_VALUE;
+  } else {
+    before_allocating(memory->device);
+    if (gpu.set.checks)
+      memset(memory->view + memory->bytes, FAKE_POISON, bytes);
+    memory->bytes += bytes;
+    gpu.devices[memory->device].used += bytes;
+  }
+  fake_unlock();
+  return result;
+}
+
+static void drain_all(void);
+
+fake_result fake_unmap(void *address, size_t bytes) {
+  fake_result result = fake_capture_unsafe();
+  if (result) return result;
+  fake_lock();
+  fake_memory *memory = reserved_locked(address);
+  if (!memory || bytes > memory->bytes ||
+      (uintptr_t)address != memory->begin + memory->bytes - bytes) {
+    result = FAKE_BAD_VALUE;
+  } else {
+    drain_all();
+    memory->bytes -= bytes;
+    gpu.devices[memory->device].used -= bytes;
+  }
+  fake_unlock();
+  return result;
+}
+
+fake_result fake_unreserve(void *address, size_t bytes) {
+  fake_lock();
+  fake_memory *memory = reserved_locked(address);
+  bool whole = memory && memory->begin == (uintptr_t)address &&
+               memory->reserved == bytes && !memory->bytes;
+  if (whole) {
+    munmap(memory->view, whole_pages(bytes));
+    memory->view = NULL;
+    memory->freed = true;
+    memory->freed_by = fake_call_name();
+    memory->freed_at = fake_call_site();
+  }
+  fake_unlock();
+  return whole ? FAKE_OK : FAKE_BAD_VALUE;
+}
+
+/* ---- the host's ---- */
+
 static bool may_pin(size_t bytes) {
   size_t most = gpu.set.pinned_most;
   return !most || (bytes <= most && gpu.pinned <= most - bytes);
@@ -216,7 +297,8 @@ fake_result fake_free(void *address, bool pinned) {
   fake_lock();
   fake_memory *memory = fake_memory_locked(address);
   fake_memory_kind kind = pinned ? FAKE_PINNED : FAKE_DEVICE;
-  if (!memory || memory->kind != kind || memory->begin != (uintptr_t)address) {
+  if (!memory || memory->kind != kind || memory->begin != (uintptr_t)address ||
+      memory->reserved) {
     result = FAKE_BAD_VALUE;
   } else {
     check_not_freed(memory, address);

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include "fakes/fakes.h"
 #include "job/gpu.h"
 
 static inline void *fake_function(const char *cuda, const char *hip) {
@@ -14,6 +15,14 @@ static inline void *fake_function(const char *cuda, const char *hip) {
   void *at = fake ? dlsym(fake, is_amd() ? hip : cuda) : NULL;
   if (!at) gb_test_fail(__FILE__, __LINE__, "no %s", is_amd() ? hip : cuda);
   return at;
+}
+
+static inline fake_gpu_counts counts_now(void) {
+  fake_gpu_counts counts;
+  void (*get)(fake_gpu_counts *) = (void (*)(fake_gpu_counts *))fake_function(
+      "fake_gpu_count", "fake_gpu_count");
+  get(&counts);
+  return counts;
 }
 
 /* As an application has it: the vendors' graph functions want one. */
