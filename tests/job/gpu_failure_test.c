@@ -525,7 +525,8 @@ static void run_two_streams(void) {
   gb_error error;
   signal(SIGABRT, ends);
   setenv("FAKE_GPU_SEED", "3", 1);
-  gb_job *job = open_on_gpu(5000, NULL);
+  setenv("FAKE_GPU_DELAY_US", "3000", 1); /* the first is still under way */
+  gb_job *job = open_on_gpu(20000, NULL);
   streams[0] = user;
   MUST(gpu->ops->stream_new(gpu, &streams[1], error));
   for (int i = 0; i < 2; i++) p[i] = new_pair(N * 4);
