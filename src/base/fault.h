@@ -6,9 +6,9 @@
  *   PLACE[@RANK][:nth=N]:ACTION
  *
  * PLACE: alloc, thread.start, sock.listen, sock.connect, sock.send, sock.recv,
- *        wire.decode, mem.map, mem.seal, store.get, store.set; and, where
- *        fail leaves something out that the fakes of tests/fakes must notice:
- *        what orders a call on a GPU (gpu.begin, gpu.end, gpu.follow,
+ *        wire.decode, mem.map, mem.seal, store.get, store.set; and, where fail
+ *        leaves something out that the fakes of tests/fakes or the numbers must
+ *        show: what orders a call on a GPU (gpu.begin, gpu.end, gpu.follow,
  *        gpu.switch, gpu.wait, gpu.release, gpu.gate, gpu.ring, gpu.shared,
  *        gpu.rows, gpu.payload, gpu.result, capture.ready, capture.go,
  *        capture.back) or a message (gpu.send.begin, gpu.send.gate,

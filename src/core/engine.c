@@ -165,16 +165,22 @@ gb_status gbi_engine_begin(gbi_engine *engine, gbi_task *task,
   return GB_OK;
 }
 
-/* Releases are counted over tasks in their order: one that is through before an
- * older one of the same gates stays until that is. */
+/* Whether what it released is not counted yet: an older one of the same gates
+ * is not through, which others may overtake. */
+static bool is_behind(const gbi_engine *engine, int at) {
+  const gbi_task *task = engine->order[at];
+  for (int i = 0; i < at && task->gates; i++)
+    if (engine->order[i]->gates == task->gates &&
+        engine->order[i]->done < engine->order[i]->plan->count)
+      return true;
+  return false;
+}
+
 gbi_task *gbi_engine_finished(gbi_engine *engine) {
-  for (int i = 0; i < engine->active; i++) {
-    gbi_task *task = engine->order[i];
-    bool held = false;
-    for (int k = 0; k < i && !held; k++)
-      held = task->gates && engine->order[k]->gates == task->gates;
-    if (!held && task->done == task->plan->count) return task;
-  }
+  for (int i = 0; i < engine->active; i++)
+    if (engine->order[i]->done == engine->order[i]->plan->count &&
+        !is_behind(engine, i))
+      return engine->order[i];
   return NULL;
 }
 
