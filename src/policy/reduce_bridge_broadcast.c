@@ -264,10 +264,12 @@ static uint32_t coded_sum(maker *m, int to, gbi_ref src, gbi_ref dst,
   return gbi_plan_add(m->plan, &decode);
 }
 
-/* Whether a chunk's sums may be: where rows of it are not too much memory. */
+/* Whether a chunk's sums may be: where it is long enough, and rows of it are
+ * not too much memory. Calls that share scratch follow each other. */
 static void choose_apart(maker *m, uint64_t chunk) {
   uint64_t rows = (uint64_t)m->topology->islands_count - 1;
   m->apart = m->env->apart_least && !m->codec &&
+             chunk * m->bytes >= m->env->apart_least &&
              chunk * m->bytes * rows <= APART_MOST_BYTES / GBI_SLOTS;
 }
 
