@@ -424,7 +424,7 @@ GB_TEST(gpu_fails, the_library_reports_an_error, .ranks = 4,
 /* The island's library waits for a rank that does not call it: there is no host
  * in that call, and the watch ends it. */
 static void never_called(int who) {
-  gb_job *job = open_on_gpu(1500, NULL);
+  gb_job *job = open_on_gpu(4000, NULL);
   const int island[] = {0, 1};
   gb_group *group = gb_job_world(job);
   pair p = new_pair(COUNT * 4);
@@ -550,7 +550,10 @@ static void run_two_streams(void) {
           _exit(5);
     }
   }
-  _exit(0);
+  for (int i = 0; i < 2; i++) free_pair(p[i]);
+  gpu->ops->stream_free(gpu, streams[1]);
+  user = streams[0];
+  close_on_gpu(job);
 }
 GB_TEST(gpu_order, two_streams_in_turns, .ranks = 2, .vendors = "nn") {
   run_two_streams();
