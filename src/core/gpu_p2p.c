@@ -328,35 +328,6 @@ static gb_status wait_for(batch *b, message *x, gbi_stream stream,
   return m->ops->stream_wait(m->device, stream, x->slot->moved, error);
 }
 
-/* The host waits: who sent is not known before. */
-static gb_status await_done(batch *b, uint64_t timeout_ms, gb_error *error) {
-  gb_work *work = &b->work;
-  uint64_t deadline =
-      timeout_ms ? gbi_deadline_after_ms(timeout_ms) : GBI_NEVER;
-  gb_status status = GB_OK;
-  pthread_mutex_lock(&work->works->lock);
-  while (!work->done && status == GB_OK) {
-    int left = gbi_deadline_left_ms(deadline, SLICE_MS);
-    if (!left) {
-      status = gbi_fail(error, GB_ERR_WAIT_TIMEOUT,
-                        "the message was not there after %.4g s; it is still "
-                        "waited for",
-                        (double)timeout_ms / 1000.0);
-      break;
-    }
-    gbi_works_wait(work->works, left);
-    if (work->done || !work->hook) continue;
-    pthread_mutex_unlock(&work->works->lock);
-    if (work->hook(work->hook_arg))
-      status = gbi_fail(error, GB_ERR_INTERRUPTED,
-                        "the wait was interrupted; the message is still "
-                        "waited for");
-    pthread_mutex_lock(&work->works->lock);
-  }
-  pthread_mutex_unlock(&work->works->lock);
-  return status;
-}
-
 /* Each replay would need another message. */
 static gb_status check_capture(gbi_gpu *gpu, gb_error *error) {
   bool captures;
@@ -371,7 +342,9 @@ static gb_status check_capture(gbi_gpu *gpu, gb_error *error) {
 static gb_status wait_batch(gb_work *work, uint64_t timeout_ms,
                             gb_error *error) {
   batch *b = (batch *)work;
-  if (b->from_any) GBI_TRY(await_done(b, timeout_ms, error));
+  if (b->from_any) /* The host waits: who sent is not known before. */
+    GBI_TRY(gbi_work_await(work, timeout_ms, "the message", "was not there",
+                           "is still waited for", error));
   if (!gbi_gpu_enter(work->gpu)) return how_it_ended(b, error);
   gb_status status = gbi_work_check_sound(work, error);
   if (status == GB_OK) status = check_capture(work->gpu, error);

@@ -166,11 +166,9 @@ static gb_status test_on_gpu(gb_work *work, int *done_p, gb_error *error) {
   return status;
 }
 
-gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
-  if (!work) return gbi_fail(error, GB_ERR_ARGUMENT, "the work is NULL");
-  if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
-  if (work->ops) return work->ops->wait(work, timeout_ms, error);
-  if (work->event) return wait_on_stream(work, error);
+gb_status gbi_work_await(gb_work *work, uint64_t timeout_ms, const char *what,
+                         const char *not_yet, const char *goes_on,
+                         gb_error *error) {
   uint64_t deadline =
       timeout_ms ? gbi_deadline_after_ms(timeout_ms) : GBI_NEVER;
   gb_status status = GB_OK;
@@ -178,9 +176,8 @@ gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
   while (!work->done && status == GB_OK) {
     int left = gbi_deadline_left_ms(deadline, SLICE_MS);
     if (!left) {
-      status = gbi_fail(error, GB_ERR_WAIT_TIMEOUT,
-                        "the work was not done after %.4g s; it goes on",
-                        (double)timeout_ms / 1000.0);
+      status = gbi_fail(error, GB_ERR_WAIT_TIMEOUT, "%s %s after %.4g s; it %s",
+                        what, not_yet, (double)timeout_ms / 1000.0, goes_on);
       break;
     }
     gbi_works_wait(work->works, left);
@@ -188,15 +185,21 @@ gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
     pthread_mutex_unlock(&work->works->lock);
     if (work->hook(work->hook_arg))
       status = gbi_fail(error, GB_ERR_INTERRUPTED,
-                        "the wait was interrupted; the work goes on");
+                        "the wait was interrupted; %s %s", what, goes_on);
     pthread_mutex_lock(&work->works->lock);
-  }
-  if (status == GB_OK && work->error.status != GB_OK) {
-    status = work->error.status;
-    if (error) *error = work->error;
   }
   pthread_mutex_unlock(&work->works->lock);
   return status;
+}
+
+gb_status gbi_work_wait(gb_work *work, uint64_t timeout_ms, gb_error *error) {
+  if (!work) return gbi_fail(error, GB_ERR_ARGUMENT, "the work is NULL");
+  if (work->fork_count != gbi_fork_count()) return gbi_fail_forked(error);
+  if (work->ops) return work->ops->wait(work, timeout_ms, error);
+  if (work->event) return wait_on_stream(work, error);
+  GBI_TRY(gbi_work_await(work, timeout_ms, "the work", "was not done",
+                         "goes on", error));
+  return failure_of(work, error);
 }
 
 gb_status gbi_work_test(gb_work *work, int *done_p, gb_error *error) {

@@ -73,6 +73,12 @@ gb_work *gbi_work_new(gbi_works *works, const gbi_coll *coll, const void *in,
                       void *out, double factor);
 void gbi_work_init(gb_work *work, gbi_works *works, const gbi_coll *coll,
                    const void *in, void *out, double factor);
+/* The host waits until the work is done, however it ended; 0 ms: for ever.
+ * WAIT_TIMEOUT: "WHAT NOT_YET after 1.5 s; it GOES_ON"; INTERRUPTED by the
+ * work's hook: "the wait was interrupted; WHAT GOES_ON". */
+gb_status gbi_work_await(gb_work *work, uint64_t timeout_ms, const char *what,
+                         const char *not_yet, const char *goes_on,
+                         gb_error *error);
 /* Of a work on a GPU, between gbi_gpu_enter and gbi_gpu_leave: what it has
  * failed with, or its job, whose opened gates let garbage through. */
 gb_status gbi_work_check_sound(gb_work *work, gb_error *error);

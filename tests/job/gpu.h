@@ -86,6 +86,23 @@ static inline void download(pair p) {
   MUST(gpu->ops->stream_sync(gpu, user, error));
 }
 
+/* Until the job has failed here. */
+static inline void await_failure(gb_job *job, gb_error *error) {
+  double start = test_now();
+  while (gb_group_check(gb_job_world(job), error) == GB_OK) {
+    if (test_now() - start > 15)
+      gb_test_fail(__FILE__, __LINE__, "the job did not fail");
+    nap_ms(5);
+  }
+}
+
+/* For SIGABRT, which a failed check of the fakes raises, where one must fail.
+ */
+static inline void ends(int signal) {
+  (void)signal;
+  _exit(3);
+}
+
 static inline void close_on_gpu(gb_job *job) {
   must_close(job);
   gpu->ops->stream_free(gpu, user);

@@ -309,15 +309,6 @@ GB_TEST(gpu_capture, refused_where_waits_are_not_captured, .ranks = 2,
 
 /* ---- failures ---- */
 
-static void await_failure(gb_job *job, gb_error *error) {
-  double start = test_now();
-  while (gb_group_check(gb_job_world(job), error) == GB_OK) {
-    if (test_now() - start > 15)
-      gb_test_fail(__FILE__, __LINE__, "the job did not fail");
-    nap_ms(5);
-  }
-}
-
 /* The last rank goes while others replay, and replays after that do not hang
  * either. */
 static void die(int victim) {
@@ -400,11 +391,6 @@ GB_TEST(gpu_capture, a_replay_meets_a_call, .ranks = 2, .vendors = "na") {
 }
 
 /* ---- what keeps replays right, left out ---- */
-
-static void ends(int signal) {
-  (void)signal;
-  _exit(3);
-}
 
 /* A GPU that is slow, or a worker that is: it looks less often after a time
  * without calls. */

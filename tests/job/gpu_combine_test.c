@@ -385,11 +385,6 @@ GB_TEST(gpu_combine, replays_of_payloads, .ranks = 2, .vendors = "na",
 
 /* ---- what keeps order, left out ---- */
 
-static void ends(int signal) {
-  (void)signal;
-  _exit(3);
-}
-
 /* A failed check of the fakes aborts; sums that are wrong end it too. */
 static void run_disordered(const char *compression) {
   enum { BUFFERS = 3, N = 40000 };

@@ -32,16 +32,6 @@ static void must_hold(pair p, size_t n, float value) {
                    (double)((float *)p.host)[i], (double)value);
 }
 
-/* Until the job has failed here. */
-static void await_failure(gb_job *job, gb_error *error) {
-  double start = test_now();
-  while (gb_group_check(gb_job_world(job), error) == GB_OK) {
-    if (test_now() - start > 15)
-      gb_test_fail(__FILE__, __LINE__, "the job did not fail");
-    nap_ms(5);
-  }
-}
-
 /* ---- what a call gives ---- */
 
 GB_TEST(gpu_call, async, .ranks = 4, .vendors = "nnaa") {
@@ -456,11 +446,6 @@ GB_TEST(gpu_fails, likewise_in_a_group_of_an_island, .ranks = 3,
 }
 
 /* ---- what keeps order, left out ---- */
-
-static void ends(int signal) {
-  (void)signal;
-  _exit(3);
-}
 
 /* A failed check of the fakes aborts: the rank ends with 3. Calls of many
  * chunks on several buffers, all under way at once, so that every kind of wait

@@ -413,14 +413,6 @@ GB_TEST(gpu_p2p, steady_messages_cost_nothing_extra, .ranks = 2,
 
 /* ---- what goes wrong ---- */
 
-static void await_failure(gb_error *error) {
-  double start = test_now();
-  while (gb_group_check(world, error) == GB_OK) {
-    GB_CHECK(test_now() - start < 15);
-    nap_ms(5);
-  }
-}
-
 GB_TEST(gpu_p2p, sizes_that_differ, .ranks = 2, .vendors = "na") {
   gb_job *job = begin();
   pair p = new_pair(4000);
@@ -430,7 +422,7 @@ GB_TEST(gpu_p2p, sizes_that_differ, .ranks = 2, .vendors = "na") {
   gb_status status = gb_rank() ? gb_send(world, &b, 0, 5, NULL, &error)
                                : gb_recv(world, &b, 1, 5, NULL, NULL, &error);
   GB_CHECK(status == GB_OK || status == GB_ERR_MISMATCH);
-  await_failure(&error);
+  await_failure(job, &error);
   GB_CHECK_TEXT(error.text, "100");
   GB_CHECK_TEXT(error.text, "200");
   MUST(gpu->ops->stream_sync(gpu, user, error)); /* nothing waits any more */
@@ -453,7 +445,7 @@ GB_TEST(gpu_p2p, the_sender_is_killed, .ranks = 2, .vendors = "na",
   gb_work *work = irecv(p, LARGE, 1, 0);
   MUST(gb_work_wait(work, 0, error));
   double start = test_now();
-  await_failure(&error);
+  await_failure(job, &error);
   GB_CHECK(test_now() - start < 5);
   GB_CHECK_TEXT(error.text, "rank 1");
   MUST(gpu->ops->stream_sync(gpu, user, error));
@@ -474,7 +466,7 @@ GB_TEST(gpu_p2p, it_comes_too_late, .ranks = 2, .vendors = "na") {
     gb_status status = gb_recv(world, &b, 1, 42, NULL, NULL, &error);
     GB_CHECK(status == GB_OK || status == GB_ERR_TIMEOUT);
   }
-  await_failure(&error);
+  await_failure(job, &error);
   GB_CHECK_TEXT(error.text, "tag 42");
   MUST(gpu->ops->stream_sync(gpu, user, error));
   close_on_gpu(job);
@@ -490,7 +482,7 @@ GB_TEST(gpu_p2p, too_little_pinned_memory, .ranks = 2, .vendors = "na") {
   gb_status status = gb_rank() ? gb_send(world, &b, 0, 0, NULL, &error)
                                : gb_recv(world, &b, 1, 0, NULL, NULL, &error);
   GB_CHECK(status != GB_OK);
-  await_failure(&error);
+  await_failure(job, &error);
   GB_CHECK_TEXT(error.text, "pinned");
   gpu->ops->free_memory(gpu, memory);
   close_on_gpu(job);
@@ -562,11 +554,6 @@ GB_TEST(gpu_p2p, handles_that_outlive_the_job, .ranks = 2, .vendors = "na") {
 }
 
 /* ---- what keeps order, left out ---- */
-
-static void ends(int signal) {
-  (void)signal;
-  _exit(3);
-}
 
 /* A failed check of the fakes aborts: the rank ends with 3; a wrong number
  * with 5. */
