@@ -604,8 +604,8 @@ static gb_job *disorder(void) {
 static void end_with(pair p, size_t n, int message) {
   download(p);
   for (size_t i = 0; i < n; i++)
-    if (((float *)p.host)[i] != value_at(1, 0, message, i)) _exit(5);
-  _exit(0);
+    if (((float *)p.host)[i] != value_at(1, 0, message, i)) leave_together(5);
+  leave_together(0);
 }
 
 /* The message is sent when rank 0's stream waits for it. */
@@ -625,7 +625,7 @@ GB_TEST(gpu_p2p_order, behind_the_message, .ranks = 2, .vendors = "na",
   fill(p, 1000, 1, 0, 1);
   done(isend(p, 1000, 0, 0));
   download(p);
-  _exit(0);
+  leave_together(0);
 }
 
 /* A stream that the test holds, by a flag in pinned memory. */
@@ -640,7 +640,7 @@ static _Atomic uint64_t *hold(void) {
  * once, must be too. */
 GB_TEST(gpu_p2p_order, the_host_behind_the_copy, .ranks = 2, .vendors = "na",
         .expect = "x?", .fault = "gpu.send.gate@1:fail") {
-  gb_job *job = disorder();
+  (void)disorder();
   pair p = new_pair(4000);
   if (gb_rank() == 0) {
     clear(p);
@@ -657,20 +657,21 @@ GB_TEST(gpu_p2p_order, the_host_behind_the_copy, .ranks = 2, .vendors = "na",
   nap_ms(300);
   atomic_store_explicit(flag, 1, memory_order_release);
   done(work);
-  close_on_gpu(job);
+  download(p);
+  leave_together(0);
 }
 
 /* The receive is posted on a stream that the test holds, and waited for on
  * another one. */
 GB_TEST(gpu_p2p_order, a_receive_behind_the_callers_stream, .ranks = 2,
         .vendors = "na", .expect = "x?", .fault = "gpu.recv.begin@0:fail") {
-  gb_job *job = disorder();
+  (void)disorder();
   pair p = new_pair(4000);
   if (gb_rank()) {
     fill(p, 1000, 1, 0, 1);
     done(isend(p, 1000, 0, 0));
-    close_on_gpu(job);
-    return;
+    download(p);
+    leave_together(0);
   }
   gbi_stream other;
   MUST(gpu->ops->stream_new(gpu, &other, error));
