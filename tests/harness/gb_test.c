@@ -73,6 +73,19 @@ void gb_test_await(volatile int *word, int value, int timeout_ms) {
   }
 }
 
+void gb_test_repeat(void *data, size_t period, size_t bytes) {
+  for (size_t have = period; have < bytes;) {
+    size_t more = have < bytes - have ? have : bytes - have;
+    memcpy((char *)data + have, data, more);
+    have += more;
+  }
+}
+
+bool gb_test_repeats(const void *data, size_t period, size_t bytes) {
+  return bytes <= period ||
+         !memcmp(data, (const char *)data + period, bytes - period);
+}
+
 static int free_port(void) {
   int fd = socket(AF_INET, SOCK_STREAM, 0);
   struct sockaddr_in address = {.sin_family = AF_INET,

@@ -61,6 +61,11 @@ void gb_test_skip(const char *format, ...)
 void *gb_test_shared(void);
 /* Waits until *word >= value, at most timeout_ms; fails the case otherwise. */
 void gb_test_await(volatile int *word, int value, int timeout_ms);
+/* Values that repeat: the first `period` of `bytes` bytes again and again, by
+ * copying; and whether they are. Filling and checking one by one took most of
+ * the time of the tests that move much. */
+void gb_test_repeat(void *data, size_t period, size_t bytes);
+bool gb_test_repeats(const void *data, size_t period, size_t bytes);
 
 #define GB_CHECK(condition)                                                    \
   do {                                                                         \

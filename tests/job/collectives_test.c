@@ -49,23 +49,30 @@ static bool takes(gb_dtype dtype, gb_redop op, bool everything) {
   return op != GB_PREMUL_SUM && gb_redop_supported(op, dtype);
 }
 
+static void put_given(void *data, size_t n, gb_dtype dtype, gb_redop op) {
+  for (size_t i = 0; i < to_put(n); i++)
+    put(data, i, dtype, given(gb_rank(), i, dtype, op));
+  go_on(data, n, dtype);
+}
+
+static void check_reduced(const void *data, size_t n, size_t first,
+                          gb_dtype dtype, gb_redop op, const char *what) {
+  for (size_t i = 0, k = to_check(data, n, dtype); i < k; i++)
+    check(data, i, dtype, reduced(first + i, dtype, op), what);
+}
+
 static void one_reduction(gb_job *job, size_t n, gb_dtype dtype, gb_redop op,
                           uint8_t *a, uint8_t *b) {
   gb_group *group = gb_job_world(job);
   size_t world = (size_t)gb_world();
   gb_buffer small = {a, n, dtype}, large = {b, n * world, dtype};
-  for (size_t i = 0; i < n; i++)
-    put(a, i, dtype, given(gb_rank(), i, dtype, op));
+  put_given(a, n, dtype, op);
   MUST(gb_all_reduce(group, &small, op, NULL, error));
-  for (size_t i = 0; i < n; i++)
-    check(a, i, dtype, reduced(i, dtype, op), gb_redop_name(op));
-  for (size_t i = 0; i < n * world; i++)
-    put(b, i, dtype, given(gb_rank(), i, dtype, op));
+  check_reduced(a, n, 0, dtype, op, gb_redop_name(op));
+  put_given(b, n * world, dtype, op);
   MUST(gb_reduce_scatter(group, &small, &large, op, NULL, error));
-  for (size_t i = 0; i < n; i++)
-    check(a, i, dtype, reduced(i + n * (size_t)gb_rank(), dtype, op),
-          "reduce_scatter");
-  for (size_t i = 0; i < n * world; i++)
+  check_reduced(a, n, n * (size_t)gb_rank(), dtype, op, "reduce_scatter");
+  for (size_t i = 0, k = to_check(b, n * world, dtype); i < k; i++)
     check(b, i, dtype, given(gb_rank(), i, dtype, op),
           "reduce_scatter's input");
 }
@@ -79,16 +86,16 @@ static void one_shape(gb_job *job, size_t n, gb_dtype dtype, uint8_t *a,
     if (takes(dtype, (gb_redop)op, everything))
       one_reduction(job, n, dtype, (gb_redop)op, a, b);
   for (int root = 0; root < gb_world(); root++) {
-    for (size_t i = 0; i < n; i++) put(a, i, dtype, value_of(gb_rank(), i));
+    put_own(a, n, dtype);
     MUST(gb_broadcast(group, &small, root, NULL, error));
-    for (size_t i = 0; i < n; i++)
-      check(a, i, dtype, value_of(root, i), "broadcast");
+    check_from(a, n, dtype, root, 0, "broadcast");
   }
-  for (size_t i = 0; i < n; i++) put(a, i, dtype, value_of(gb_rank(), i));
-  memset(b, 0xee, n * world * gb_dtype_bytes(dtype));
+  size_t row = n * gb_dtype_bytes(dtype);
+  put_own(a, n, dtype);
+  memset(b, 0xee, row * world);
   MUST(gb_all_gather(group, &large, &small, NULL, error));
-  for (size_t i = 0; i < n * world; i++)
-    check(b, i, dtype, value_of((int)(i / n), i % n), "all_gather");
+  for (int r = 0; r < gb_world(); r++)
+    check_from(b + row * (size_t)r, n, dtype, r, 0, "all_gather");
   MUST(gb_barrier(group, NULL, error));
 }
 
@@ -126,22 +133,22 @@ static void all_types(const char *policy, const char *bridge) {
   must_close(job);
 }
 
-#define LAYOUT(name, n, letters)                                               \
-  GB_TEST(collectives, name##_auto, .ranks = n, .vendors = letters,            \
-          .timeout_ms = 120000) {                                              \
-    all_shapes("auto", NULL);                                                  \
-  }                                                                            \
-  GB_TEST(collectives, name##_shm, .ranks = n, .vendors = letters,             \
-          .timeout_ms = 120000) {                                              \
-    all_shapes(NULL, "shm");                                                   \
-  }                                                                            \
-  GB_TEST(collectives, name##_tcp, .ranks = n, .vendors = letters,             \
-          .timeout_ms = 120000) {                                              \
-    all_shapes(NULL, "tcp");                                                   \
-  }                                                                            \
-  GB_TEST(collectives, name##_flat, .ranks = n, .vendors = letters,            \
-          .timeout_ms = 120000) {                                              \
-    all_shapes("flat", NULL);                                                  \
+#define LAYOUT(name, n, letters)                                    \
+  GB_TEST(collectives, name##_auto, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                                   \
+    all_shapes("auto", NULL);                                       \
+  }                                                                 \
+  GB_TEST(collectives, name##_shm, .ranks = n, .vendors = letters,  \
+          .timeout_ms = 120000) {                                   \
+    all_shapes(NULL, "shm");                                        \
+  }                                                                 \
+  GB_TEST(collectives, name##_tcp, .ranks = n, .vendors = letters,  \
+          .timeout_ms = 120000) {                                   \
+    all_shapes(NULL, "tcp");                                        \
+  }                                                                 \
+  GB_TEST(collectives, name##_flat, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                                   \
+    all_shapes("flat", NULL);                                       \
   }
 
 EACH_LAYOUT(LAYOUT)
@@ -170,22 +177,22 @@ GB_TEST(collectives, four_islands_of_one, .ranks = 4, .vendors = "nana",
   all_shapes(NULL, NULL);
 }
 
-#define TYPES(name, n, letters)                                                \
-  GB_TEST(types, name##_auto, .ranks = n, .vendors = letters,                  \
-          .timeout_ms = 120000) {                                              \
-    all_types("auto", NULL);                                                   \
-  }                                                                            \
-  GB_TEST(types, name##_shm, .ranks = n, .vendors = letters,                   \
-          .timeout_ms = 120000) {                                              \
-    all_types(NULL, "shm");                                                    \
-  }                                                                            \
-  GB_TEST(types, name##_tcp, .ranks = n, .vendors = letters,                   \
-          .timeout_ms = 120000) {                                              \
-    all_types(NULL, "tcp");                                                    \
-  }                                                                            \
-  GB_TEST(types, name##_flat, .ranks = n, .vendors = letters,                  \
-          .timeout_ms = 120000) {                                              \
-    all_types("flat", NULL);                                                   \
+#define TYPES(name, n, letters)                               \
+  GB_TEST(types, name##_auto, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                             \
+    all_types("auto", NULL);                                  \
+  }                                                           \
+  GB_TEST(types, name##_shm, .ranks = n, .vendors = letters,  \
+          .timeout_ms = 120000) {                             \
+    all_types(NULL, "shm");                                   \
+  }                                                           \
+  GB_TEST(types, name##_tcp, .ranks = n, .vendors = letters,  \
+          .timeout_ms = 120000) {                             \
+    all_types(NULL, "tcp");                                   \
+  }                                                           \
+  GB_TEST(types, name##_flat, .ranks = n, .vendors = letters, \
+          .timeout_ms = 120000) {                             \
+    all_types("flat", NULL);                                  \
   }
 
 TYPES(two_and_two, 4, "nnaa")
@@ -209,8 +216,8 @@ GB_TEST(collectives, an_island_over_two_hosts, .ranks = 4, .vendors = "nnnn",
   on_host("xxyy");
   all_shapes(NULL, NULL);
 }
-GB_TEST(collectives, islands_and_hosts_crossed, .ranks = 6,
-        .vendors = "nanana", .timeout_ms = 120000) {
+GB_TEST(collectives, islands_and_hosts_crossed, .ranks = 6, .vendors = "nanana",
+        .timeout_ms = 120000) {
   on_host("xxyyxy");
   all_shapes(NULL, NULL);
 }

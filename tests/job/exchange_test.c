@@ -18,17 +18,17 @@ static void one_gather(gb_group *group, size_t n, gb_dtype dtype, int root,
   for (int inside = 0; inside < 2; inside++) {
     uint8_t *row = inside && mine ? large + (size_t)root * n * bytes : small;
     memset(large, 0xee, n * world * bytes);
-    for (size_t i = 0; i < n; i++) put(row, i, dtype, value_of(gb_rank(), i));
+    put_own(row, n, dtype);
     gb_buffer input = {row, n, dtype}, output = {large, n * world, dtype};
     gb_work *work = NULL;
     gb_error error;
     must_end(gb_gather(group, mine ? &output : NULL, &input, root,
                        async ? &work : NULL, &error),
              &work, &error);
-    for (size_t i = 0; mine && i < n * world; i++)
-      check(large, i, dtype, value_of((int)(i / n), i % n), "gather");
-    for (size_t i = 0; i < n; i++)
-      check(row, i, dtype, value_of(gb_rank(), i), "gather's input");
+    for (int r = 0; mine && r < gb_world(); r++)
+      check_from((uint8_t *)large + (size_t)r * n * gb_dtype_bytes(dtype), n,
+                 dtype, r, 0, "gather");
+    check_from(row, n, dtype, gb_rank(), 0, "gather's input");
   }
 }
 
@@ -39,18 +39,15 @@ static void one_scatter(gb_group *group, size_t n, gb_dtype dtype, int root,
   bool mine = gb_rank() == root;
   for (int inside = 0; inside < 2; inside++) {
     uint8_t *row = inside && mine ? large + first * bytes : small;
-    for (size_t i = 0; i < n * world; i++)
-      put(large, i, dtype, value_of(gb_rank(), i));
+    put_own(large, n * world, dtype);
     gb_buffer input = {large, n * world, dtype}, output = {row, n, dtype};
     gb_work *work = NULL;
     gb_error error;
     must_end(gb_scatter(group, &output, mine ? &input : NULL, root,
                         async ? &work : NULL, &error),
              &work, &error);
-    for (size_t i = 0; i < n; i++)
-      check(row, i, dtype, value_of(root, first + i), "scatter");
-    for (size_t i = 0; i < n * world; i++)
-      check(large, i, dtype, value_of(gb_rank(), i), "scatter's input");
+    check_from(row, n, dtype, root, first, "scatter");
+    check_from(large, n * world, dtype, gb_rank(), 0, "scatter's input");
   }
 }
 
@@ -70,7 +67,7 @@ static void one_all_to_all(gb_group *group, int pattern, size_t n,
     ins += in_counts[r] = part_of(pattern, n, gb_rank(), r);
     outs += out_counts[r] = part_of(pattern, n, r, gb_rank());
   }
-  for (size_t i = 0; i < ins; i++) put(in, i, dtype, value_of(gb_rank(), i));
+  put_own(in, ins, dtype);
   gb_buffer input = {in, ins, dtype}, output = {out, outs, dtype};
   gb_work *work = NULL;
   gb_error error;
@@ -89,8 +86,7 @@ static void one_all_to_all(gb_group *group, int pattern, size_t n,
     for (size_t i = 0; i < part_of(pattern, n, r, gb_rank()); i++)
       check(out, at++, dtype, value_of(r, first + i), "all_to_all");
   }
-  for (size_t i = 0; i < ins; i++)
-    check(in, i, dtype, value_of(gb_rank(), i), "all_to_all's input");
+  check_from(in, ins, dtype, gb_rank(), 0, "all_to_all's input");
 }
 
 static void all_shapes(const char *policy) {
