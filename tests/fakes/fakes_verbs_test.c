@@ -273,7 +273,7 @@ static void with_peer(bool killed) {
   gb_test_await(at, 4, 10000);
   if (me == 0 && killed) {
     GB_CHECK_INT(take(&e, 0, 8), 0);
-    GB_CHECK_INT(post(&e, IBV_WR_RDMA_WRITE, 8, NULL), 0);
+    GB_CHECK_INT(post(&e, IBV_WR_SEND, 8, NULL), 0);
     must_end(&e, IBV_WC_RETRY_EXC_ERR);
     must_end(&e, IBV_WC_WR_FLUSH_ERR);
   }
