@@ -259,7 +259,7 @@ killed_at() {
   if [ -n "$text" ]; then
     until_line 1 "$text" 60 || status=1
   else
-    sleep 0.3
+    until [ -s $logs/1.pid ]; do sleep 0.02; done
   fi
   kill -9 "$(cat $logs/1.pid)"
   finish 30
@@ -268,10 +268,12 @@ killed_at() {
 }
 check_killed_while_joining() { killed_at '' ./torture_job 100 10000; }
 check_killed_when_ready() { killed_at '^ready' ./torture_job 100 10000; }
-check_killed_in_messages() {
-  killed_at '^ok 13 group_close' ./torture_job 100 10000
+check_killed_in_messages() { # the ring comes next
+  killed_at '^ok .* group_close' ./torture_job 100 10000
 }
-check_killed_in_collectives() { killed_at '^ok .* all_reduce' ./torture_job 100 10000; }
+check_killed_in_collectives() {
+  killed_at '^ok .* all_reduce' ./torture_job 100 10000
+}
 check_killed_in_async() { killed_at '^ok .* broadcast' ./torture_job 100 10000; }
 check_killed_in_large_message() {
   local status=0
