@@ -40,8 +40,7 @@ static void finish(gbi_verbs *t, gbi_verbs_link *link) {
   if (link->mr) t->lib->ibv_dereg_mr(link->mr);
   link->mr = NULL;
   link->receiving = NULL;
-  link->announced_to_us = link->written_to_us = false;
-  link->told = 0;
+  link->announced_to_us = link->written_to_us = link->asked = false;
   forget_recv(link, xfer);
   xfer->moved = xfer->bytes;
   xfer->status = GB_OK;
@@ -125,12 +124,14 @@ static bool take_part(gbi_verbs *t, gbi_verbs_link *link,
 /* ---- long ones ---- */
 
 /* Where it is to go: to the receive's own memory, registered while it comes, or
- * through slots. */
+ * through slots. Through slots too where it may not be written yet: two sides
+ * that exchange in place would each wait for the other to ask first, while
+ * slots take what leaves. */
 static void begin_long(gbi_verbs *t, gbi_verbs_link *link) {
   gbi_xfer *xfer = link->receiving;
   link->announced_to_us = true;
-  link->told = 0;
-  if (!xfer->sink && xfer->bytes >= t->register_bytes)
+  if (!xfer->sink && xfer->bytes >= t->register_bytes &&
+      gate(xfer) == xfer->bytes)
     link->mr =
         gbi_verbs_register(t, xfer->data, xfer->bytes,
                            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
@@ -138,20 +139,17 @@ static void begin_long(gbi_verbs *t, gbi_verbs_link *link) {
   use_up(t, link);
 }
 
-/* Asks for as much as may be written. Slots keep what may not be yet. */
+/* Asks for all of it, once: slots keep what may not be written yet. */
 static unsigned ask(gbi_verbs *t, gbi_verbs_link *link) {
   gbi_xfer *xfer = link->receiving;
-  if (!xfer || !link->announced_to_us || link->told == xfer->bytes) return 0;
-  size_t end = link->written_to_us ? gate(xfer) : xfer->bytes;
-  bool little = end - link->told < GBI_VERBS_WRITE_BYTES && end < xfer->bytes;
-  if (end <= link->told || little || !gbi_verbs_may_control(link, false))
+  if (!xfer || !link->announced_to_us || link->asked ||
+      !gbi_verbs_may_control(link, false))
     return 0;
   gbi_verbs_head head = {
       .type = link->written_to_us ? GBI_VERBS_GRANT : GBI_VERBS_STREAM,
       .tag = xfer->tag,
       .call = xfer->call,
-      .message_bytes = xfer->bytes,
-      .offset = end};
+      .message_bytes = xfer->bytes};
   if (link->written_to_us) {
     gbi_writer out;
     gbi_writer_init(&out, gbi_verbs_next_slot(link) + GBI_VERBS_HEAD, 12);
@@ -159,7 +157,7 @@ static unsigned ask(gbi_verbs *t, gbi_verbs_link *link) {
     gbi_put_u32(&out, link->mr->rkey);
     head.payload = 12;
   }
-  link->told = end;
+  link->asked = true;
   gbi_verbs_send(t, link, &head, NULL, NULL, NULL);
   return 1;
 }
@@ -167,7 +165,7 @@ static unsigned ask(gbi_verbs *t, gbi_verbs_link *link) {
 static void take_write(gbi_verbs *t, gbi_verbs_link *link, size_t bytes) {
   gbi_xfer *xfer = link->receiving;
   if (!xfer || !link->written_to_us || !bytes ||
-      bytes > link->told - xfer->posted) {
+      bytes > xfer->bytes - xfer->posted || !link->asked) {
     gbi_verbs_break(t, link, GB_ERR_PROTOCOL,
                     "the other side wrote what nobody asked for");
     return;

@@ -18,9 +18,8 @@ static void forget_head(gbi_verbs_link *link) {
   gbi_xfer *xfer = link->send_head;
   link->send_head = xfer->next;
   if (!link->send_head) link->send_tail = &link->send_head;
-  link->announced = link->granted = false;
+  link->announced = link->granted = link->prepared = false;
   link->current = NULL;
-  link->grant_end = 0;
 }
 
 static gbi_verbs_head head_of(const gbi_xfer *xfer, uint8_t type) {
@@ -85,11 +84,8 @@ void gbi_verbs_granted(gbi_verbs *t, gbi_verbs_link *link,
     to = gbi_get_u64(&in);
     key = gbi_get_u32(&in);
   }
-  good = good && xfer && link->announced && head->tag == xfer->tag &&
-         head->message_bytes == xfer->bytes && head->offset > link->grant_end;
-  if (good && link->granted)
-    good = by_write == link->by_write && to == link->grant_address &&
-           key == link->grant_key;
+  good = good && xfer && link->announced && !link->granted &&
+         head->tag == xfer->tag && head->message_bytes == xfer->bytes;
   if (!good) {
     gbi_verbs_break(t, link, GB_ERR_PROTOCOL,
                     "the other side asked for a message that was not "
@@ -97,7 +93,7 @@ void gbi_verbs_granted(gbi_verbs *t, gbi_verbs_link *link,
     return;
   }
   link->by_write = by_write;
-  link->grant_end = head->offset;
+  link->granted = true;
   link->grant_address = to;
   link->grant_key = key;
 }
@@ -108,7 +104,7 @@ static void send_part(gbi_verbs *t, gbi_verbs_link *link) {
   uint8_t *slot = gbi_verbs_next_slot(link) + GBI_VERBS_HEAD;
   gbi_verbs_long *one = link->current;
   size_t most = one && link->by_write ? GBI_VERBS_WRITE_BYTES : PAYLOAD;
-  size_t bytes = GBI_MIN(most, link->grant_end - xfer->posted);
+  size_t bytes = GBI_MIN(most, xfer->bytes - xfer->posted);
   size_t at = xfer->posted;
   xfer->posted += bytes;
   if (one) one->posted = xfer->posted == xfer->bytes;
@@ -134,13 +130,11 @@ static unsigned send_long(gbi_verbs *t, gbi_verbs_link *link) {
     announce(t, link);
     return 1;
   }
-  if (!link->grant_end) return 0;
-  if (!link->granted) {
-    if (!take_memory(t, link)) return 0;
-    link->granted = true;
-  }
+  if (!link->granted) return 0;
+  if (!link->prepared && !take_memory(t, link)) return 0;
+  link->prepared = true;
   unsigned did = 0;
-  while (xfer->posted < link->grant_end && gbi_verbs_may_send(link)) {
+  while (xfer->posted < xfer->bytes && gbi_verbs_may_send(link)) {
     send_part(t, link);
     did++;
     if (link->broken) return did;

@@ -58,7 +58,7 @@ typedef struct gbi_verbs_head {
   uint32_t payload;                       /* bytes behind the header */
   uint64_t tag;
   gbi_call call;
-  uint64_t message_bytes, offset; /* GRANT: may be written up to offset */
+  uint64_t message_bytes, offset;
 } gbi_verbs_head;
 
 void gbi_verbs_head_write(const gbi_verbs_head *head, uint8_t *raw);
@@ -105,8 +105,8 @@ typedef struct gbi_verbs_link {
   gbi_xfer *send_head, **send_tail; /* not wholly posted yet */
   bool announced;                   /* the head is a long message, and is */
   gbi_verbs_long *current;          /* its memory, once granted; or NULL */
-  bool granted, by_write;
-  uint64_t grant_end, grant_address;
+  bool granted, by_write, prepared;
+  uint64_t grant_address;
   uint32_t grant_key;
   gbi_verbs_long longs[GBI_VERBS_LONGS];
 
@@ -118,9 +118,9 @@ typedef struct gbi_verbs_link {
   gbi_xfer *recv_head, **recv_tail; /* posted, not complete */
   gbi_xfer *receiving;              /* whose message is at hand; NULL: none */
   bool refused; /* the message at hand is nobody's: never used up */
-  bool announced_to_us, written_to_us; /* it is a long one; by RDMA write */
+  /* It is a long one; that is asked for; comes by RDMA write. */
+  bool announced_to_us, asked, written_to_us;
   struct ibv_mr *mr;
-  size_t told; /* granted so far */
   size_t used; /* of the payload in the slot at hand */
 } gbi_verbs_link;
 
