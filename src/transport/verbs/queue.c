@@ -64,10 +64,10 @@ void gbi_verbs_break(gbi_verbs *t, gbi_verbs_link *link, gb_status status,
   if (link->status == GB_OK) {
     link->status = status;
     gbi_fail_rank(&link->error, status, link->rank,
-                  "connection of bridge \"verbs\" between rank %d (%s port %d) "
-                  "and rank %d (%s) broke: %s",
-                  t->members[t->params.me].rank, t->port.device, t->port.port,
-                  link->rank, link->peer, reason);
+                  "connection of bridge \"verbs\" between rank %d and rank %d "
+                  "(from %s port %d to %s) broke: %s",
+                  t->members[t->params.me].rank, link->rank, t->port.device,
+                  t->port.port, link->peer, reason);
   }
   gbi_verbs_fail_pending(t, link, link->status);
 }

@@ -150,7 +150,8 @@ static gb_status open_device(gbi_verbs *t, gb_error *error) {
 static bool still_sends(const gbi_verbs *t) {
   for (int i = 0; i < t->params.members_count; i++) {
     const gbi_verbs_link *link = &t->links[i];
-    if (link->qp && link->greeted && !link->broken &&
+    /* Who has said goodbye has all that it waits for. */
+    if (link->qp && link->greeted && !link->broken && !link->left &&
         link->retired < link->posted)
       return true;
   }
