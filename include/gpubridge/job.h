@@ -125,7 +125,8 @@ typedef struct gb_job_info {
   int islands_count;
   int is_leader;
   const char *bridge_requested;
-  const char *bridge;          /* "shm", "tcp", "none" with one island */
+  const char *bridge;          /* "shm", "verbs", "tcp" ..., "none" with one
+                                * island */
   const char *bridge_reason;   /* why it was chosen, one sentence */
   const char *policy;          /* resolved: never "auto" */
   uint64_t timeout_ms;
@@ -149,6 +150,11 @@ typedef struct gb_peer_info {
   int island;
   const gb_pair *facts; /* what the peer gave in gb_job_params.facts */
   size_t facts_count;
+  /* What RDMA device the peer could be joined by, where the bridge was left to
+   * auto (rdma_asked). The link layer is "InfiniBand" or "RoCE"; the reason
+   * says why a device is not usable, "" otherwise. */
+  int rdma_asked, rdma_usable, rdma_port;
+  const char *rdma_reason, *rdma_device, *rdma_link_layer, *rdma_address;
 } gb_peer_info;
 
 /* Fill a caller's struct whose `size` is set. ARGUMENT for an index out of

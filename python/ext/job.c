@@ -7,11 +7,10 @@
 enum { PAIRS_MAX = 64, PROBLEMS_MAX = 16, IN_FLIGHT_MAX = 32 };
 
 typedef struct job_object {
-  PyObject_HEAD
-  gb_job *job;        /* NULL once closed */
-  PyObject *observer; /* callable, or NULL */
-  core_parts *parts;  /* or NULL */
-  core_works works;   /* a ring; next NULL: of a job on host memory */
+  PyObject_HEAD gb_job *job; /* NULL once closed */
+  PyObject *observer;        /* callable, or NULL */
+  core_parts *parts;         /* or NULL */
+  core_works works;          /* a ring; next NULL: of a job on host memory */
 } job_object;
 
 static core_state *state_of(PyObject *self) {
@@ -110,11 +109,10 @@ static PyObject *job_new(PyTypeObject *type, PyObject *positional,
   PyObject *facts, *problems, *store, *parts;
   if (!PyArg_ParseTupleAndKeywords(
           positional, named, "ziiKzzzO!O!OzO|i", names,
-          &args.params.init_method, &args.params.rank,
-          &args.params.world_size, &timeout_ms,
-          &args.params.bridge, &args.params.policy, &args.params.vendor,
-          &PyList_Type, &facts, &PyList_Type, &problems, &store,
-          &args.params.attempt, &parts, &args.params.device))
+          &args.params.init_method, &args.params.rank, &args.params.world_size,
+          &timeout_ms, &args.params.bridge, &args.params.policy,
+          &args.params.vendor, &PyList_Type, &facts, &PyList_Type, &problems,
+          &store, &args.params.attempt, &parts, &args.params.device))
     return NULL;
   args.params.timeout_ms = timeout_ms;
   args.params.wait_hook = check_signals;
@@ -170,7 +168,9 @@ core_works *core_job_works(PyObject *job) {
   return self->works.next ? &self->works : NULL;
 }
 
-int core_job_is_open(PyObject *job) { return ((job_object *)job)->job != NULL; }
+int core_job_is_open(PyObject *job) {
+  return ((job_object *)job)->job != NULL;
+}
 
 static PyObject *job_close(PyObject *self, PyObject *unused) {
   job_object *object = (job_object *)self;
@@ -291,9 +291,15 @@ static PyObject *peer_dict(gb_job *job, int rank) {
       Py_CLEAR(facts);
     Py_XDECREF(value);
   }
-  return Py_BuildValue("{s:s,s:s,s:s,s:i,s:N}", "vendor", info.vendor,
+  PyObject *rdma = Py_BuildValue(
+      "{s:i,s:i,s:s,s:s,s:i,s:s,s:s}", "asked", info.rdma_asked, "usable",
+      info.rdma_usable, "reason", info.rdma_reason, "device", info.rdma_device,
+      "port", info.rdma_port, "link_layer", info.rdma_link_layer, "address",
+      info.rdma_address);
+  return Py_BuildValue("{s:s,s:s,s:s,s:i,s:N,s:N}", "vendor", info.vendor,
                        "detected_vendor", info.detected_vendor, "hostname",
-                       info.hostname, "island", info.island, "facts", facts);
+                       info.hostname, "island", info.island, "facts", facts,
+                       "rdma", rdma);
 }
 
 static PyObject *list_of(gb_job *job, int count,
@@ -359,8 +365,8 @@ static PyObject *job_in_flight(PyObject *self, PyObject *unused) {
 
 static void add_fact(void *arg, const char *name, const char *value) {
   if (PyErr_Occurred()) return;
-  PyObject *text = PyUnicode_DecodeUTF8(value, (Py_ssize_t)strlen(value),
-                                        "replace");
+  PyObject *text =
+      PyUnicode_DecodeUTF8(value, (Py_ssize_t)strlen(value), "replace");
   if (text) PyDict_SetItemString(arg, name, text);
   Py_XDECREF(text);
 }
@@ -385,8 +391,8 @@ static PyObject *record_dict(const gb_record *r) {
                                   (unsigned long long)r->phases[i].end_ns));
   return Py_BuildValue("{s:K,s:s,s:K,s:i,s:i,s:i,s:z,s:K,s:K,s:N,s:I}", "seq",
                        (unsigned long long)r->seq, "op", r->op, "nbytes",
-                       (unsigned long long)r->bytes, "dtype", r->dtype,
-                       "redop", r->redop, "root", r->root, "policy", r->policy,
+                       (unsigned long long)r->bytes, "dtype", r->dtype, "redop",
+                       r->redop, "root", r->root, "policy", r->policy,
                        "start_ns", (unsigned long long)r->start_ns, "end_ns",
                        (unsigned long long)r->end_ns, "phases", phases, "group",
                        r->group);

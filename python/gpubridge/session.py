@@ -257,7 +257,11 @@ def _tell(topology):
             stacklevel=4,
         )
     if topology.rank == 0:
-        log.info(
+        passed_over = topology.bridge_name == "tcp" and any(
+            report["usable"] for report in topology.selection["reports"]
+        )
+        log.log(
+            logging.WARNING if passed_over else logging.INFO,
             "bridge %s: %s",
             topology.bridge_name,
             topology.selection["reason"],

@@ -13,6 +13,22 @@ class SplitTestWarning(UserWarning):
     """This job's ranks are relabelled into two islands, for tests only."""
 
 
+def _reports(info):
+    """What the island leaders found to join the islands by over RDMA, as dicts;
+    empty where the bridge was named, and nobody looked."""
+    peers = info["peers"]
+    return tuple(
+        {
+            "rank": leader,
+            "hostname": peers[leader]["hostname"],
+            "usable": bool(rdma["usable"]),
+            **{k: rdma[k] for k in ("reason", "device", "port", "link_layer", "address")},
+        }
+        for leader in (island["leader"] for island in info["islands"])
+        if (rdma := peers[leader]["rdma"])["asked"]
+    )
+
+
 @dataclass(frozen=True)
 class Island:
     """All ranks of one label. ``leader`` is its lowest rank."""
@@ -189,6 +205,7 @@ class Topology:
                 "requested": info["bridge_requested"],
                 "outcome": info["bridge"],
                 "reason": info["bridge_reason"],
+                "reports": _reports(info),
             },
             policy_name=info["policy"],
             timeout=timeout,

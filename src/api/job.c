@@ -17,9 +17,13 @@ void gb_job_abort(gb_job *job, const char *reason) {
   gbi_job_abort(job, reason);
 }
 
-void gb_use_stream(void *stream) { gbi_gpu_use_stream(stream); }
+void gb_use_stream(void *stream) {
+  gbi_gpu_use_stream(stream);
+}
 
-gb_group *gb_job_world(gb_job *job) { return job ? job->group : NULL; }
+gb_group *gb_job_world(gb_job *job) {
+  return job ? job->group : NULL;
+}
 
 gb_status gb_job_serve(gb_job *job, gb_error *error) {
   if (!job) return gbi_fail(error, GB_ERR_ARGUMENT, "the job is NULL");
@@ -80,12 +84,20 @@ gb_status gb_job_get_island(const gb_job *job, int index,
 gb_status gb_job_get_peer(const gb_job *job, int rank, gb_peer_info *info) {
   if (!job || !info || rank < 0 || rank >= job->world) return GB_ERR_ARGUMENT;
   const gbi_discovery *d = job->discovery;
+  const gbi_endpoint *rdma = &d->records[rank].rdma;
   size_t first = job->facts_at[rank];
   gb_peer_info out = {.vendor = d->labels[rank],
                       .detected_vendor = d->records[rank].vendor,
                       .hostname = d->records[rank].hostname,
                       .island = d->topology->island_of[rank],
                       .facts = job->facts + first,
-                      .facts_count = job->facts_at[rank + 1] - first};
+                      .facts_count = job->facts_at[rank + 1] - first,
+                      .rdma_asked = rdma->asked,
+                      .rdma_usable = rdma->usable,
+                      .rdma_port = rdma->port,
+                      .rdma_reason = rdma->reason,
+                      .rdma_device = rdma->device,
+                      .rdma_link_layer = rdma->link_layer,
+                      .rdma_address = rdma->address};
   return fill(info, info->size, &out, sizeof out);
 }

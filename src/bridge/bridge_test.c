@@ -1,9 +1,10 @@
 /* Proves the communicator's contract for the bridge over tcp and shm: the whole
- * battery, over tcp also with one and with several connections and odd chunks
+ * battery, over verbs on the fake adapter much of it, over tcp also with one and with several connections and odd chunks
  * (S081), sums in member order bit for bit, disagreement (S027 to S032), a
  * death in mid-flight (S042). */
 #include "bridge/bridge.h"
 
+#include "fakes/find.h"
 #include "harness/comm_battery.h"
 
 #include <signal.h>
@@ -37,6 +38,21 @@ static gb_status open_shm(const gbi_transport_params *params, const int *host,
   return gbi_bridge_open(&gbi_transport_shm, params, comm_p, error);
 }
 
+static gb_status open_verbs(const gbi_transport_params *params, const int *host,
+                            gbi_comm **comm_p, gb_error *error) {
+  (void)host;
+  name_fake_adapter();
+  return gbi_bridge_open(&gbi_transport_verbs, params, comm_p, error);
+}
+
+GB_COMM_CASE(bridge_verbs, values_2, 2, gb_battery_values, open_verbs, NULL)
+GB_COMM_CASE(bridge_verbs, values_4, 4, gb_battery_values, open_verbs, NULL)
+GB_COMM_CASE(bridge_verbs, large_2, 2, gb_battery_large, open_verbs, NULL)
+GB_COMM_CASE(bridge_verbs, large_5, 5, gb_battery_large, open_verbs, NULL)
+GB_COMM_CASE(bridge_verbs, order_4, 4, gb_battery_order, open_verbs, NULL)
+GB_COMM_CASE(bridge_verbs, pipeline_4, 4, gb_battery_pipeline, open_verbs, NULL)
+GB_COMM_CASE(bridge_verbs, mismatch_3, 3, gb_battery_mismatch, open_verbs, NULL)
+GB_COMM_CASE(bridge_verbs, warm_3, 3, gb_battery_warm, open_verbs, NULL)
 GB_COMM_BATTERY(bridge_tcp, open_tcp)
 GB_COMM_BATTERY(bridge_shm, open_shm)
 

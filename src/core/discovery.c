@@ -180,64 +180,16 @@ static gb_status choose_policy(gbi_discovery *d, gb_error *error) {
   return GB_OK;
 }
 
-/* A rank with a link that ends on another host, and *other_p there; -1 when
- * there is none. */
-static int foreign_end(const gbi_topology *t, int links, int *other_p) {
-  for (int link = 0; link < links; link++)
-    for (int i = 1; i < t->islands_count; i++) {
-      int here = t->islands[0].holders[link];
-      *other_p = t->islands[i].holders[link];
-      if (t->host_of[here] != t->host_of[*other_p]) return here;
-    }
-  return -1;
-}
-
-gb_status gbi_discovery_bridge(const gbi_discovery *d, const gbi_topology *t,
-                               int links, const int *ranks, const char **name_p,
-                               const char **why_p, gb_error *error) {
-  const char *asked = d->records[0].bridge;
-  int other, foreign = foreign_end(t, links, &other);
-  *name_p = asked;
-  if (t->islands_count == 1) {
-    *name_p = "none";
-    *why_p = "there is one island, and nothing to bridge";
-  } else if (!strcmp(asked, "shm") && foreign >= 0) {
-    int here = ranks[foreign];
-    other = ranks[other];
-    return gbi_fail_rank(
-        error, GB_ERR_REFUSED, other,
-        "the bridge \"shm\" joins %s on one host only, but rank %d is on "
-        "host \"%.64s\" and rank %d on host \"%.64s\", or they cannot share "
-        "memory. Use the bridge auto or tcp",
-        links > 1 ? "the ends of a link" : "leaders", here,
-        d->records[here].hostname, other, d->records[other].hostname);
-  } else if (strcmp(asked, "auto")) {
-    *why_p = "it was asked for";
-  } else if (foreign < 0 && gbi_transport_find("shm")) {
-    *name_p = "shm";
-    *why_p = links > 1 ? "the ends of every link are on one host and share "
-                         "memory"
-                       : "all island leaders are on one host and share memory";
-  } else {
-    *name_p = "tcp";
-    *why_p = foreign < 0 ? "this build has no shared-memory bridge"
-             : links > 1 ? "the ends of a link are on different hosts"
-                         : "the island leaders are on different hosts";
-  }
-  return GB_OK;
-}
-
 static gb_status choose_bridge(gbi_discovery *d, gb_error *error) {
   int *all = gbi_malloc(sizeof *all * (size_t)d->world);
   if (!all) return gbi_fail(error, GB_ERR_MEMORY, "out of memory for a list");
   for (int r = 0; r < d->world; r++) all[r] = r;
-  const char *name, *why;
-  gb_status status =
-      gbi_discovery_bridge(d, d->topology, d->links, all, &name, &why, error);
+  const char *name;
+  gb_status status = gbi_discovery_bridge(d, d->topology, d->links, all, &name,
+                                          d->bridge_reason, error);
   free(all);
   if (status != GB_OK) return status;
   snprintf(d->bridge, sizeof d->bridge, "%s", name);
-  snprintf(d->bridge_reason, sizeof d->bridge_reason, "%s", why);
   return GB_OK;
 }
 

@@ -9,11 +9,13 @@
 #include "control/control.h"
 #include "plan/topology.h"
 #include "policy/rules.h"
+#include "transport/transport.h"
 
 #include <gpubridge/job.h>
 
 #define GBI_FACTS_MAX 64
 #define GBI_PROBLEMS_MAX 16
+#define GBI_BRIDGE_REASON 512
 
 /* One rank's record. Strings are bounded; the encoding is in docs/wire/. */
 typedef struct gbi_record {
@@ -22,7 +24,8 @@ typedef struct gbi_record {
   char hostname[256]; /* GPUBRIDGE_SIM_HOSTNAME in simulation */
   char host_key[512]; /* gbi_host_key */
   bool simulated;
-  char bridge[32]; /* as asked for */
+  char bridge[32];   /* as asked for */
+  gbi_endpoint rdma; /* looked for where the bridge is auto's to choose */
   char policy[64];
   char rules[GBI_RULES_TEXT]; /* of GPUBRIDGE_THRESHOLDS, "" unset */
   char split_test[16];
@@ -65,8 +68,8 @@ typedef struct gbi_discovery {
   bool simulated;
   char split_test[16];
   const char *run_kind; /* spec 1.7 */
-  char bridge[32];      /* resolved: "shm", "tcp", "none" */
-  char bridge_reason[256];
+  char bridge[32];      /* resolved: "shm", "verbs", "tcp", "none" */
+  char bridge_reason[GBI_BRIDGE_REASON];
   char policy[64];  /* resolved */
   gbi_rules *rules; /* of auto-tuned; NULL: none */
   int tune_seconds; /* GPUBRIDGE_TUNE: measure that long; 0: do not */
@@ -83,13 +86,13 @@ gb_status gbi_discover(gbi_control *control, const gbi_record *mine, int rank,
 gb_status gbi_discovery_conclude(const gbi_record *records, int rank, int world,
                                  gbi_discovery **discovery_p, gb_error *error);
 /* The bridge for a group with this topology and so many links, by the job's
- * wish; ranks: global rank of each rank of the topology. Names live as long as
- * the discovery, the reason is static. REFUSED when what was asked for cannot
- * join them. */
+ * wish (spec 6.1); ranks: global rank of each rank of the topology. The name
+ * lives as long as the discovery; why: GBI_BRIDGE_REASON bytes. REFUSED when
+ * what was asked for cannot join them. */
 gb_status gbi_discovery_bridge(const gbi_discovery *discovery,
                                const gbi_topology *topology, int links,
-                               const int *ranks, const char **name_p,
-                               const char **why_p, gb_error *error);
+                               const int *ranks, const char **name_p, char *why,
+                               gb_error *error);
 /* `rules`, measured, are in force from here on; all ranks give the same. */
 gb_status gbi_discovery_tuned(gbi_discovery *discovery, const gbi_rules *rules,
                               gb_error *error);

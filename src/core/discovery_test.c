@@ -83,6 +83,83 @@ GB_TEST(discovery, two_islands_on_two_hosts) {
   done();
 }
 
+/* ---- RDMA, where it is auto's to choose (S067, spec 6.1) ---- */
+
+static void has_rdma(int rank, const char *link_layer) {
+  records[rank].rdma = (gbi_endpoint){.asked = true, .port = 1};
+  records[rank].rdma.usable = link_layer;
+  COPY(records[rank].rdma.device, link_layer ? "mlx5_0" : "");
+  COPY(records[rank].rdma.link_layer, link_layer ? link_layer : "");
+  COPY(records[rank].rdma.reason, link_layer ? "" : "no device is there");
+}
+
+GB_TEST(discovery, rdma_on_all_leaders) {
+  make("nnaa", "xxyy");
+  for (int r = 0; r < 4; r++) has_rdma(r, r % 2 ? NULL : "RoCE");
+  accepted(4);
+  GB_CHECK(!strcmp(d->bridge, "verbs"));
+  GB_CHECK_TEXT(d->bridge_reason, "different hosts, and all");
+  GB_CHECK_TEXT(d->bridge_reason, "RDMA device on RoCE");
+  done();
+}
+
+/* Other ends of links than the leaders carry data too. */
+GB_TEST(discovery, rdma_on_leaders_alone_does_not_join_two_links) {
+  make("nnaa", "xxyy");
+  for (int r = 0; r < 4; r++) {
+    has_rdma(r, r == 3 ? NULL : "RoCE");
+    COPY(records[r].policy, "sharded-bridge");
+  }
+  accepted(4);
+  GB_CHECK(!strcmp(d->bridge, "tcp"));
+  GB_CHECK_TEXT(d->bridge_reason,
+                "rank 3 (host \"host-y\") has no RDMA device to use: no device "
+                "is there");
+  done();
+}
+
+GB_TEST(discovery, rdma_on_one_side) {
+  make("na", "xy");
+  has_rdma(0, "InfiniBand");
+  has_rdma(1, NULL);
+  accepted(2);
+  GB_CHECK(!strcmp(d->bridge, "tcp"));
+  GB_CHECK_TEXT(d->bridge_reason, "rank 1 (host \"host-y\") has no RDMA");
+  done();
+}
+
+GB_TEST(discovery, rdma_on_two_link_layers) {
+  make("na", "xy");
+  has_rdma(0, "InfiniBand");
+  has_rdma(1, "RoCE");
+  accepted(2);
+  GB_CHECK(!strcmp(d->bridge, "tcp"));
+  GB_CHECK_TEXT(d->bridge_reason,
+                "rank 0's RDMA device mlx5_0 is on "
+                "InfiniBand and rank 1's mlx5_0 on RoCE");
+  done();
+}
+
+GB_TEST(discovery, shared_memory_is_before_rdma) {
+  make("na", "xx");
+  for (int r = 0; r < 2; r++) has_rdma(r, "RoCE");
+  accepted(2);
+  GB_CHECK(!strcmp(d->bridge, "shm"));
+  done();
+}
+
+GB_TEST(discovery, a_named_bridge_is_never_replaced) {
+  make("na", "xy");
+  for (int r = 0; r < 2; r++) {
+    has_rdma(r, "RoCE");
+    COPY(records[r].bridge, "tcp");
+  }
+  accepted(2);
+  GB_CHECK(!strcmp(d->bridge, "tcp"));
+  GB_CHECK_TEXT(d->bridge_reason, "asked for");
+  done();
+}
+
 GB_TEST(discovery, one_island_has_no_bridge) {
   make("nnn", "xyx");
   accepted(3);

@@ -244,6 +244,16 @@ static void announce(const gb_job *job) {
   GBI_INFO("core", "job of %d ranks in %d islands, policy %s, bridge %s: %s",
            job->world, d->topology->islands_count, d->policy, d->bridge,
            d->bridge_reason);
+  if (strcmp(d->bridge, "tcp") || strcmp(d->records[0].bridge, "auto")) return;
+  for (int i = 0; i < d->topology->islands_count; i++) {
+    int leader = d->topology->islands[i].holders[0];
+    const gbi_endpoint *rdma = &d->records[leader].rdma;
+    if (!rdma->usable) continue;
+    GBI_WARN("core",
+             "the bridge is tcp although rank %d has the RDMA device %s: %s",
+             leader, rdma->device, d->bridge_reason);
+    return;
+  }
 }
 
 static gb_status specify_world(opener *o, gb_error *error) {

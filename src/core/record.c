@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { RECORD_FORMAT = 2, FACTS_BYTES_MAX = 4096 };
+enum { RECORD_FORMAT = 3, FACTS_BYTES_MAX = 4096 };
 
 const char *const gbi_known_bridges[] = {"auto", "shm", "tcp", "multitcp",
                                          NULL};
@@ -41,6 +41,27 @@ static void put_pairs(gbi_writer *out, const gbi_record *r) {
   for (int i = 0; i < r->problems_count; i++) gbi_put_text(out, r->problems[i]);
 }
 
+static void put_endpoint(gbi_writer *out, const gbi_endpoint *e) {
+  gbi_put_u8(out, (uint8_t)(e->asked | e->usable << 1));
+  gbi_put_text(out, e->reason);
+  gbi_put_text(out, e->device);
+  gbi_put_u16(out, (uint16_t)e->port);
+  gbi_put_text(out, e->link_layer);
+  gbi_put_text(out, e->address);
+}
+
+static void get_endpoint(gbi_reader *in, gbi_endpoint *e) {
+  uint8_t flags = gbi_get_u8(in);
+  if (flags > 3) in->bad = true;
+  e->asked = flags & 1;
+  e->usable = flags >> 1;
+  gbi_get_text(in, e->reason, sizeof e->reason);
+  gbi_get_text(in, e->device, sizeof e->device);
+  e->port = gbi_get_u16(in);
+  gbi_get_text(in, e->link_layer, sizeof e->link_layer);
+  gbi_get_text(in, e->address, sizeof e->address);
+}
+
 gb_status gbi_record_encode(const gbi_record *r, gbi_writer *out) {
   gbi_put_u16(out, RECORD_FORMAT);
   gbi_put_text(out, r->vendor);
@@ -49,6 +70,7 @@ gb_status gbi_record_encode(const gbi_record *r, gbi_writer *out) {
   gbi_put_text(out, r->host_key);
   gbi_put_u8(out, r->simulated);
   gbi_put_text(out, r->bridge);
+  put_endpoint(out, &r->rdma);
   gbi_put_text(out, r->policy);
   gbi_put_text(out, r->rules);
   gbi_put_text(out, r->split_test);
@@ -96,6 +118,7 @@ gb_status gbi_record_decode(gbi_reader *in, gbi_record *r, gb_error *error) {
   gbi_get_text(in, r->host_key, sizeof r->host_key);
   r->simulated = gbi_get_u8(in) != 0;
   gbi_get_text(in, r->bridge, sizeof r->bridge);
+  get_endpoint(in, &r->rdma);
   gbi_get_text(in, r->policy, sizeof r->policy);
   gbi_get_text(in, r->rules, sizeof r->rules);
   gbi_get_text(in, r->split_test, sizeof r->split_test);
@@ -302,6 +325,8 @@ static void fill_bridge(const gb_job_params *params, gbi_record *r,
     name = "auto";
   }
   copy(r->bridge, sizeof r->bridge, name);
+  const gbi_transport_ops *verbs = gbi_transport_find("verbs");
+  if (!strcmp(name, "auto") && verbs) verbs->endpoint(&r->rdma);
 }
 
 /* A long text is compared by its beginning and a hash of the whole. */

@@ -247,7 +247,7 @@ static gb_status choose_policy(const gb_job *job, const subgroup *s,
 static gb_status prepare(gb_job *job, subgroup *s,
                          const gb_group_params *params, gbi_group_spec *spec,
                          gb_error *error) {
-  const char *why;
+  char why[GBI_BRIDGE_REASON];
   if (params->name)
     snprintf(s->name, sizeof s->name, "%s", params->name);
   else
@@ -269,7 +269,7 @@ static gb_status prepare(gb_job *job, subgroup *s,
   spec->links = gbi_policy_links(spec->policy, spec->rules, s->topology,
                                  job->discovery->links_most);
   GBI_TRY(gbi_discovery_bridge(job->discovery, s->topology, spec->links,
-                               s->ranks, &spec->bridge, &why, error));
+                               s->ranks, &spec->bridge, why, error));
   spec->direct = !job->device && gbi_policy_may_pass(s->topology, spec->bridge);
   return GB_OK;
 }

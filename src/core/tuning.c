@@ -96,11 +96,12 @@ static void list_candidates(tuner *t, gbi_rules *rules) {
  * all: then what would use them is no candidate. */
 static void drop_links(tuner *t, gbi_rules *rules) {
   const gbi_discovery *d = t->job->discovery;
-  const char *name, *why;
+  const char *name;
+  char why[GBI_BRIDGE_REASON];
   int links = gbi_policy_links(&gbi_policy_auto_tuned, rules, d->topology,
                                d->links_most);
   gb_error ignored;
-  if (gbi_discovery_bridge(d, d->topology, links, t->spec->ranks, &name, &why,
+  if (gbi_discovery_bridge(d, d->topology, links, t->spec->ranks, &name, why,
                            &ignored) == GB_OK &&
       !strcmp(name, d->bridge) && (links > 1 || d->topology->islands_count < 2))
     return;

@@ -5,6 +5,7 @@
 static const gbi_transport_ops *const transports[] = {
     /* One line per transport, in the order auto prefers them. */
     &gbi_transport_shm,
+    &gbi_transport_verbs,
     &gbi_transport_tcp,
     NULL,
 };

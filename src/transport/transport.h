@@ -91,6 +91,17 @@ typedef struct gbi_transport_stats {
   uint64_t bytes_sent, bytes_received, messages_sent, messages_received;
 } gbi_transport_stats;
 
+/* What this process could join others by, found without joining them. */
+typedef struct gbi_endpoint {
+  bool asked;       /* somebody has looked */
+  bool usable;
+  char reason[256]; /* why it is not usable, a part of a sentence; "" */
+  char device[64];
+  int port;
+  char link_layer[16]; /* "InfiniBand", "RoCE": these two cannot connect */
+  char address[64];
+} gbi_endpoint;
+
 typedef void (*gbi_fact_fn)(void *arg, const char *name, const char *value);
 
 typedef struct gbi_transport_ops {
@@ -100,6 +111,8 @@ typedef struct gbi_transport_ops {
   int settings_count;
   size_t transport_bytes;
 
+  /* NULL: there is nothing to look for. May open a device for a moment. */
+  void (*endpoint)(gbi_endpoint *out);
   /* Whether it could join these members at all; a sentence in why_not. */
   bool (*usable)(const gbi_transport_params *params, gb_error *why_not);
   /* Listens. On failure nothing stays open. */
@@ -138,6 +151,7 @@ struct gbi_transport {
 };
 
 extern const gbi_transport_ops gbi_transport_shm;
+extern const gbi_transport_ops gbi_transport_verbs;
 extern const gbi_transport_ops gbi_transport_tcp;
 
 /* By name, with "multitcp" as an old alias of tcp; NULL when unknown. */

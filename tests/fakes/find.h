@@ -39,4 +39,11 @@ static inline void name_fakes(void) {
   }
 }
 
+/* The adapter that is not there, for every rank of the case. */
+static inline void name_fake_adapter(void) {
+  char path[700];
+  fake_path("rdma/libibverbs.so.1", path, sizeof path);
+  setenv("GPUBRIDGE_VERBS_LIB", path, 1);
+}
+
 #endif

@@ -9,6 +9,7 @@
 enum { RUN_MS = 30000 };
 
 uint64_t gb_fabric_timeout_ms = 10000;
+uint64_t gb_fabric_death_ms = 1000;
 
 /* ---- Set-up ---- */
 
@@ -494,7 +495,7 @@ void gb_transport_killed(gb_transport_fn open) {
   gb_fabric_send(&f, 1, &send, 1, data, (size_t)32 << 20);
   gb_fabric_recv(&f, 1, &recv, 2, data, 100);
   GB_CHECK_INT(gb_fabric_wait(&f, &recv, RUN_MS), GB_ERR_PEER);
-  GB_CHECK(gbi_now_ns() - *died < GBI_NS_PER_S);
+  GB_CHECK(gbi_now_ns() - *died < gb_fabric_death_ms * GBI_NS_PER_MS);
   GB_CHECK_INT(send.status, GB_ERR_PEER);
   GB_CHECK_INT(f.ops->link_error(f.transport, 1, &error), GB_ERR_PEER);
   GB_CHECK_INT(error.rank, 1);

@@ -29,6 +29,8 @@ typedef struct gb_fabric {
 
 /* params.timeout_ms of the transports opened from now on; 10 s at first. */
 extern uint64_t gb_fabric_timeout_ms;
+/* How soon a killed peer is to be noticed; 1 s at first. */
+extern uint64_t gb_fabric_death_ms;
 /* Fails the case when it cannot. */
 void gb_fabric_open(gb_fabric *f, gb_transport_fn open);
 /* In two parts, for tests that do something in between. */

@@ -1,0 +1,158 @@
+/* Proves for verbs, on the fake adapter and on the software ones of tests/vm:
+ * the transport battery, with and without registered memory; a killed peer;
+ * which device, port and GID is taken, and how bad names are refused (S066,
+ * S068, S070); every field of the header. */
+#include "transport/verbs/verbs.h"
+
+#include "fakes/find.h"
+#include "harness/transport_battery.h"
+
+#include <stdlib.h>
+
+/* By the fake adapter; or by real ones: GB_TEST_VERBS_DEVICES has each rank's,
+ * separated by commas, for software ones find no way to themselves. */
+static void use_own_device(void) {
+  const char *list = getenv("GB_TEST_VERBS_DEVICES");
+  char name[64];
+  if (!list) name_fake_adapter();
+  for (int r = 0; list && r <= gb_rank(); r++) {
+    size_t length = strcspn(list, ",");
+    snprintf(name, sizeof name, "%.*s", (int)length, list);
+    setenv("GPUBRIDGE_VERBS_DEVICE", name, 1);
+    list = list[length] ? list + length + 1 : NULL;
+  }
+}
+
+static const gbi_transport_ops *open_verbs(void) {
+  gb_error error;
+  use_own_device();
+  if (!gbi_transport_verbs.usable(NULL, &error))
+    gb_test_fail(__FILE__, __LINE__, "%s", error.text);
+  return &gbi_transport_verbs;
+}
+
+/* Everything is copied. */
+static const gbi_transport_ops *open_copying(void) {
+  setenv("GPUBRIDGE_VERBS_REGISTER_BYTES", "1G", 1);
+  return open_verbs();
+}
+/* All that does not fit into a slot is registered. */
+static const gbi_transport_ops *open_registering(void) {
+  setenv("GPUBRIDGE_VERBS_REGISTER_BYTES", "64K", 1);
+  return open_verbs();
+}
+
+GB_TRANSPORT_BATTERY(verbs, open_verbs)
+GB_TRANSPORT_BATTERY(verbs_copying, open_copying)
+GB_TRANSPORT_BATTERY(verbs_registering, open_registering)
+
+GB_TEST(verbs, killed, .ranks = 2, .expect = "0k", .timeout_ms = 60000) {
+  /* Nobody tells an adapter: it sends again, seven times half a second. */
+  gb_fabric_death_ms = 12000;
+  gb_transport_killed(open_verbs);
+}
+
+/* ---- the header ---- */
+
+static uint8_t raw[GBI_VERBS_HEAD + 100];
+static gbi_verbs_head head, got;
+
+static void fresh(void) {
+  head = (gbi_verbs_head){.type = GBI_VERBS_MESSAGE,
+                          .data_credits = 3,
+                          .control_credits = 2,
+                          .payload = 100,
+                          .tag = 99,
+                          .message_bytes = 1000,
+                          .offset = 900};
+  head.call = (gbi_call){
+      .seq = 3, .count = 4, .root = -1, .op = 1, .dtype = 6, .redop = 0};
+  gbi_verbs_head_write(&head, raw);
+}
+
+GB_TEST(verbs_head, checks_every_field) {
+  fresh();
+  GB_CHECK(!gbi_verbs_head_read(raw, sizeof raw, &got));
+  GB_CHECK(gbi_call_equal(&head.call, &got.call));
+  GB_CHECK(got.tag == 99 && got.message_bytes == 1000 && got.offset == 900);
+  GB_CHECK(got.payload == 100 && got.data_credits == 3 &&
+           got.control_credits == 2 && got.type == GBI_VERBS_MESSAGE);
+  GB_CHECK(gbi_verbs_head_read(raw, sizeof raw - 1, &got));
+  GB_CHECK(gbi_verbs_head_read(raw, 63, &got));
+  static const int places[] = {0, 4, 5, 10, 47};
+  for (size_t i = 0; i < GBI_COUNT(places); i++) {
+    fresh();
+    raw[places[i]] ^= 0x40;
+    GB_CHECK(gbi_verbs_head_read(raw, sizeof raw, &got));
+  }
+  fresh();
+  head.offset = 901; /* beyond the message */
+  gbi_verbs_head_write(&head, raw);
+  GB_CHECK(gbi_verbs_head_read(raw, sizeof raw, &got));
+  head.offset = 1001;
+  gbi_verbs_head_write(&head, raw);
+  GB_CHECK(gbi_verbs_head_read(raw, sizeof raw, &got));
+  head.message_bytes = UINT64_MAX;
+  gbi_verbs_head_write(&head, raw);
+  GB_CHECK(gbi_verbs_head_read(raw, sizeof raw, &got));
+}
+
+/* ---- what cannot be ---- */
+
+GB_TEST(verbs, without_its_library) {
+  gb_error error;
+  setenv("GPUBRIDGE_VERBS_LIB", "/nowhere/libibverbs.so.1", 1);
+  GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
+  GB_CHECK_TEXT(error.text, "/nowhere/libibverbs.so.1");
+  GB_CHECK_TEXT(error.text, "Install rdma-core");
+  gbi_endpoint endpoint;
+  gbi_transport_verbs.endpoint(&endpoint);
+  GB_CHECK(endpoint.asked && !endpoint.usable);
+  GB_CHECK_TEXT(endpoint.reason, "cannot be loaded");
+}
+
+GB_TEST(verbs, by_a_library_of_something_else) {
+  gb_error error;
+  setenv("GPUBRIDGE_VERBS_LIB", "libm.so.6", 1);
+  GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
+  GB_CHECK_TEXT(error.text, "libm.so.6 has no ibv_get_device_list");
+}
+
+GB_TEST(verbs, a_device_that_is_not_there) {
+  gb_error error;
+  (void)open_verbs();
+  setenv("GPUBRIDGE_VERBS_DEVICE", "mlx9_9", 1);
+  GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
+  GB_CHECK_TEXT(error.text, "GPUBRIDGE_VERBS_DEVICE is \"mlx9_9\"");
+  GB_CHECK_TEXT(error.text, "devices are");
+}
+
+GB_TEST(verbs, a_gid_that_is_not_there) {
+  gb_error error;
+  (void)open_verbs();
+  setenv("GPUBRIDGE_VERBS_GID_INDEX", "99", 1);
+  GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
+  GB_CHECK_TEXT(error.text, "GPUBRIDGE_VERBS_GID_INDEX is 99");
+  GB_CHECK_TEXT(error.text, "port 1");
+  GB_CHECK_TEXT(error.text, "GIDs");
+}
+
+GB_TEST(verbs, a_port_that_is_not_there) {
+  gb_error error;
+  (void)open_verbs();
+  setenv("GPUBRIDGE_VERBS_PORT", "7", 1);
+  GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
+  GB_CHECK_TEXT(error.text, "GPUBRIDGE_VERBS_PORT is 7");
+}
+
+GB_TEST(verbs, straight_from_a_gpu_is_refused) {
+  (void)open_verbs();
+  gbi_member members[2] = {{0, 0, "here", "nvidia"}, {1, -1, "there", "amd"}};
+  gbi_transport_params params = {.members = members, .members_count = 2};
+  gbi_transport *transport;
+  gb_error error;
+  setenv("GPUBRIDGE_VERBS_GPU_PATH", "direct", 1);
+  GB_CHECK_INT(gbi_transport_verbs.open(&params, &transport, &error),
+               GB_ERR_UNSUPPORTED);
+  GB_CHECK_TEXT(error.text, "GPUBRIDGE_VERBS_GPU_PATH is direct");
+}
