@@ -202,6 +202,15 @@ check_mixed_4() { run 120 "an bn ca da" ./vm_job mixed 2; }
 check_small_10000() { run 120 "an ba" ./vm_job small 10000; }
 check_message_256_mib() { run 150 "an ba" ./vm_job send 256 1; }
 check_sum_64_mib() { run 120 "an ba" ./vm_job sum 64; }
+# examples/all_reduce.c; it prints which bridge it went over.
+check_example_4() {
+  local rank
+  run 60 "an bn ca da" ./vm_example || return
+  for rank in 0 1 2 3; do
+    grep -q "the sum is 10 over bridge $BRIDGE" "$logs/$rank" ||
+      { say "rank $rank does not say the sum and the bridge"; return 1; }
+  done
+}
 check_torture_3() { run 90 "an an ba" ./torture_job 2 20000; }
 
 # ---- a bad wire ----------------------------------------------------------
