@@ -71,6 +71,7 @@ static gb_status copy_params(gbi_verbs *t, const gbi_transport_params *params,
   t->links = gbi_calloc(n, sizeof *t->links);
   t->slots_bytes =
       n * (GBI_VERBS_SLOTS + GBI_VERBS_QUEUE) * (size_t)GBI_VERBS_SLOT;
+  t->slots_bytes = (t->slots_bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
   t->slots = gbi_aligned_alloc(ALIGNED, t->slots_bytes);
   if (!t->members || !t->links || !t->slots)
     return gbi_fail(error, GB_ERR_MEMORY, "out of memory for bridge \"verbs\"");
