@@ -20,6 +20,7 @@ enum { ROOM = 1 << 20, QUEUE = 16, ALL_ACCESS = 7 };
 
 /* One end of a connection. */
 typedef struct end {
+  int device; /* of two; the other end is on the other one */
   struct ibv_context *context;
   struct ibv_pd *pd;
   struct ibv_comp_channel *channel;
@@ -29,17 +30,31 @@ typedef struct end {
   char *memory;
 } end;
 
-static struct ibv_context *open_first(void) {
-  struct ibv_device **list = ibv_get_device_list(NULL);
-  GB_CHECK(list && list[0]);
-  struct ibv_context *context = ibv_open_device(list[0]);
+/* The device of that number, or the only one: a kernel's adapter does not reach
+ * its own address. */
+static struct ibv_context *open_device(int number) {
+  int count;
+  struct ibv_device **list = ibv_get_device_list(&count);
+  GB_CHECK(list && count > 0);
+  struct ibv_context *context =
+      ibv_open_device(list[number < count ? number : count - 1]);
   GB_CHECK(context);
   ibv_free_device_list(list);
   return context;
 }
+static struct ibv_context *open_first(void) {
+  return open_device(0);
+}
 
-static void make(end *e, unsigned queue) {
-  e->context = open_first();
+static void query_gid_of(int number, union ibv_gid *gid) {
+  struct ibv_context *context = open_device(number);
+  GB_CHECK_INT(ibv_query_gid(context, 1, 1, gid), 0);
+  GB_CHECK_INT(ibv_close_device(context), 0);
+}
+
+static void make_on(end *e, int device, unsigned queue) {
+  e->device = device;
+  e->context = open_device(device);
   e->pd = ibv_alloc_pd(e->context);
   e->channel = ibv_create_comp_channel(e->context);
   e->cq = ibv_create_cq(e->context, 128, NULL, e->channel, 0);
@@ -54,6 +69,10 @@ static void make(end *e, unsigned queue) {
   memset(e->memory, 0, ROOM);
   e->mr = ibv_reg_mr(e->pd, e->memory, ROOM, ALL_ACCESS);
   GB_CHECK(e->mr);
+}
+
+static void make(end *e, unsigned queue) {
+  make_on(e, 0, queue);
 }
 
 static void end_all(end *e) {
@@ -92,7 +111,7 @@ static struct ibv_qp_attr rtr_to(end *e, uint32_t number) {
   attr.ah_attr.port_num = 1;
   attr.ah_attr.grh.sgid_index = 1;
   attr.ah_attr.grh.hop_limit = 1;
-  GB_CHECK_INT(ibv_query_gid(e->context, 1, 1, &attr.ah_attr.grh.dgid), 0);
+  query_gid_of(1 - e->device, &attr.ah_attr.grh.dgid);
   return attr;
 }
 
@@ -114,7 +133,7 @@ static void connect_to(end *e, uint32_t number, int rnr_retry) {
 
 static void make_pair(end pair[2]) {
   make(&pair[0], QUEUE);
-  make(&pair[1], QUEUE);
+  make_on(&pair[1], 1, QUEUE);
   connect_to(&pair[0], pair[1].qp->qp_num, 1);
   connect_to(&pair[1], pair[0].qp->qp_num, 1);
 }
@@ -185,6 +204,13 @@ static bool is_readable(int fd, int timeout_ms) {
   return poll(&one, 1, timeout_ms) == 1;
 }
 
+/* tests/vm/vm_verbs.c runs the same cases over a kernel's adapter. */
+#ifdef OVER_A_KERNEL
+enum { IS_FAKE = 0 };
+#else
+enum { IS_FAKE = 1 };
+#endif
+
 static fake_verbs_counts counted(void) {
   fake_verbs_counts counts;
   fake_verbs_count(&counts);
@@ -244,6 +270,7 @@ GB_TEST(verbs, many_in_order_without_signals) {
 
 GB_TEST(verbs, an_unsignalled_queue_fills) {
   end p[2];
+  if (!IS_FAKE) gb_test_skip("rxe takes more than was asked for");
   make_pair(p);
   for (int i = 0; i < QUEUE; i++)
     GB_CHECK_INT(
@@ -258,7 +285,7 @@ static void with_peer(bool killed) {
   volatile int *at = (volatile int *)gb_test_shared() + 8;
   int me = gb_rank();
   end e;
-  make(&e, QUEUE);
+  make_on(&e, me, QUEUE);
   number[me] = e.qp->qp_num;
   __atomic_add_fetch(at, 1, __ATOMIC_ACQ_REL);
   gb_test_await(at, 2, 10000);
@@ -319,6 +346,10 @@ GB_TEST(verbs, dma_buffers) {
   GB_CHECK(fd >= 0 && !ftruncate(fd, 8192));
   struct ibv_mr *mr =
       ibv_reg_dmabuf_mr(p[1].pd, 4096, 4096, 1 << 20, fd, ALL_ACCESS);
+  if (!IS_FAKE && !mr) {
+    GB_CHECK_INT(errno, EOPNOTSUPP);
+    gb_test_skip("this kernel's adapter takes no DMA buffers");
+  }
   GB_CHECK(mr);
   end there = p[1];
   there.memory = (char *)(uintptr_t)(1 << 20);
@@ -374,14 +405,15 @@ GB_TEST(verbs, states_and_attributes_are_checked) {
   GB_CHECK_INT(ibv_modify_qp(e.qp, &attr, RTR_MASK | IBV_QP_TIMEOUT), EINVAL);
   GB_CHECK_INT(ibv_modify_qp(e.qp, &then, RTS_MASK), EINVAL);
   attr.ah_attr.grh.sgid_index = 5; /* an empty one */
-  GB_CHECK_INT(ibv_modify_qp(e.qp, &attr, RTR_MASK), EINVAL);
+  GB_CHECK_INT(ibv_modify_qp(e.qp, &attr, RTR_MASK), ENODATA);
   attr.ah_attr.grh.sgid_index = 1;
   attr.ah_attr.is_global = 0; /* Ethernet */
   GB_CHECK_INT(ibv_modify_qp(e.qp, &attr, RTR_MASK), EINVAL);
   attr.ah_attr.is_global = 1;
   GB_CHECK_INT(ibv_modify_qp(e.qp, &attr, RTR_MASK), 0);
   then.retry_cnt = 8;
-  GB_CHECK_INT(ibv_modify_qp(e.qp, &then, RTS_MASK), EINVAL);
+  if (IS_FAKE) /* rxe takes it */
+    GB_CHECK_INT(ibv_modify_qp(e.qp, &then, RTS_MASK), EINVAL);
   then.retry_cnt = 7;
   GB_CHECK_INT(ibv_modify_qp(e.qp, &then, RTS_MASK), 0);
   end_all(&e);
@@ -461,10 +493,12 @@ GB_TEST(verbs, wrong_keys_and_ranges_break_both_ends) {
     GB_CHECK_INT(post(&p[0], IBV_WR_RDMA_WRITE, 8, &there), 0);
     must_end(&p[0], IBV_WC_REM_ACCESS_ERR);
     must_end(&p[0], IBV_WC_WR_FLUSH_ERR);
-    GB_CHECK_INT(ibv_get_async_event(p[1].context, &event), 0);
-    GB_CHECK_INT(event.event_type, IBV_EVENT_QP_ACCESS_ERR);
-    GB_CHECK(event.element.qp == p[1].qp);
-    ibv_ack_async_event(&event);
+    if (IS_FAKE) { /* rxe tells nobody */
+      GB_CHECK_INT(ibv_get_async_event(p[1].context, &event), 0);
+      GB_CHECK_INT(event.event_type, IBV_EVENT_QP_ACCESS_ERR);
+      GB_CHECK(event.element.qp == p[1].qp);
+      ibv_ack_async_event(&event);
+    }
     end_pair(p);
   }
 }
@@ -473,9 +507,11 @@ GB_TEST(verbs, a_wrong_lkey_breaks_the_sender) {
   end p[2];
   make_pair(p);
   struct ibv_sge sge = part(&p[0], 0, 8);
-  sge.lkey = p[0].mr->rkey;
+  /* The rkey is none here, though it is one on rxe. */
+  sge.lkey = IS_FAKE ? p[0].mr->rkey : p[0].mr->lkey ^ 1;
   GB_CHECK_INT(post_sge(&p[0], IBV_WR_RDMA_WRITE, 0, sge, &p[1], 0), 0);
-  must_end(&p[0], IBV_WC_LOC_PROT_ERR);
+  /* Adapters name the reason; rxe flushes the work that is to blame too. */
+  must_end(&p[0], IS_FAKE ? IBV_WC_LOC_PROT_ERR : IBV_WC_WR_FLUSH_ERR);
   end_pair(p);
 }
 
@@ -485,8 +521,11 @@ GB_TEST(verbs, a_short_receive_breaks_both_ends) {
   GB_CHECK_INT(take(&p[1], 0, 7), 0);
   GB_CHECK_INT(take(&p[1], 0, 7), 0);
   GB_CHECK_INT(post(&p[0], IBV_WR_SEND, 8, NULL), 0);
-  must_end(&p[0], IBV_WC_REM_INV_REQ_ERR);
-  must_end(&p[1], IBV_WC_LOC_LEN_ERR);
+  /* What adapters say; rxe has other words for it. */
+  must_end(&p[0], IS_FAKE ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR);
+  int status = (int)next(&p[1]).status;
+  GB_CHECK(status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR);
+  if (IS_FAKE) GB_CHECK_INT(status, IBV_WC_LOC_LEN_ERR);
   must_end(&p[1], IBV_WC_WR_FLUSH_ERR);
   end_pair(p);
 }
@@ -496,14 +535,14 @@ GB_TEST(verbs, no_receive_is_waited_for_or_given_up) {
   make_pair(p);
   GB_CHECK_INT(post(&p[0], IBV_WR_SEND, 8, NULL), 0);
   must_end(&p[0], IBV_WC_RNR_RETRY_EXC_ERR);
-  GB_CHECK_INT(counted().rnr, 1);
+  if (IS_FAKE) GB_CHECK_INT(counted().rnr, 1);
   end_pair(p);
   make(&p[0], QUEUE);
-  make(&p[1], QUEUE);
+  make_on(&p[1], 1, QUEUE);
   connect_to(&p[0], p[1].qp->qp_num, 7);
   connect_to(&p[1], p[0].qp->qp_num, 7);
   GB_CHECK_INT(post(&p[0], IBV_WR_SEND, 8, NULL), 0);
-  while (counted().rnr < 2) nap();
+  while (IS_FAKE && counted().rnr < 2) nap();
   GB_CHECK_INT(take(&p[1], 0, 8), 0);
   must_end(&p[0], IBV_WC_SUCCESS);
   end_pair(p);
@@ -513,13 +552,18 @@ GB_TEST(verbs, a_wrong_psn_number_or_gid_is_silence) {
   for (int wrong = 0; wrong < 3; wrong++) {
     end p[2];
     make(&p[0], QUEUE);
-    make(&p[1], QUEUE);
+    make_on(&p[1], 1, QUEUE);
     connect_to(&p[1], p[0].qp->qp_num, 7);
     struct ibv_qp_attr attr = rtr_to(&p[0], p[1].qp->qp_num), then = rts(7);
     if (wrong == 0) then.sq_psn++;
     if (wrong == 1) attr.dest_qp_num ^= 0x400;
     if (wrong == 2) attr.ah_attr.grh.dgid.raw[15] ^= 8;
     GB_CHECK_INT(to_init(&p[0]), 0);
+    if (wrong == 2 && !IS_FAKE) { /* a kernel asks for its neighbour first */
+      GB_CHECK_INT(ibv_modify_qp(p[0].qp, &attr, RTR_MASK), ETIMEDOUT);
+      end_pair(p);
+      break;
+    }
     GB_CHECK_INT(ibv_modify_qp(p[0].qp, &attr, RTR_MASK), 0);
     GB_CHECK_INT(ibv_modify_qp(p[0].qp, &then, RTS_MASK), 0);
     GB_CHECK_INT(take(&p[1], 0, 8), 0);

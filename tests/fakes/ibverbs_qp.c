@@ -175,6 +175,16 @@ static bool good_path(const fake_ib_device *d, const struct ibv_ah_attr *ah) {
   return ah->dlid != 0;
 }
 
+/* An empty entry of the table: the kernel has words of its own for it. */
+static bool names_no_gid(const fake_ib_device *d, const struct ibv_qp_attr *a,
+                         int mask) {
+  static const union ibv_gid none;
+  const struct ibv_ah_attr *ah = &a->ah_attr;
+  return (mask & IBV_QP_AV) && ah->is_global &&
+         ah->grh.sgid_index < FAKE_IB_GIDS &&
+         !memcmp(&d->gids[ah->grh.sgid_index], &none, sizeof none);
+}
+
 static bool good_values(const fake_ib_device *d, const struct ibv_qp_attr *a,
                         int mask) {
   if ((mask & IBV_QP_PORT) && (a->port_num < 1 || a->port_num > d->ports))
@@ -223,7 +233,7 @@ int ibv_modify_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask) {
   int to = mask & IBV_QP_STATE ? (int)attr->qp_state : from;
   if (!may_go(from, to, mask) || !good_values(c->device, attr, mask) ||
       ((mask & IBV_QP_CUR_STATE) && (int)attr->cur_qp_state != from)) {
-    error = EINVAL;
+    error = names_no_gid(c->device, attr, mask) ? ENODATA : EINVAL;
   } else if (to == IBV_QPS_ERR) {
     fake_ib_break(qp);
   } else {
