@@ -5,7 +5,7 @@ PYTHON ?= python3
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 
-.PHONY: build demo test test-quick test-fakes test-gpu bench format tidy clean install
+.PHONY: build demo test test-quick test-fakes test-gpu test-vm bench format tidy clean install
 
 build: build/.stamp-python
 
@@ -38,6 +38,11 @@ test-fakes: build
 # On a machine with an NVIDIA GPU: two ranks, two islands, one card.
 test-gpu:
 	@tests/gpu/run
+
+# The verbs bridge over a real kernel's RDMA stack, in a virtual machine.
+test-vm: build/lib/libgpubridge.so
+	@scripts/setup vm
+	@tests/vm/run
 
 bench: build
 	@scripts/setup release

@@ -337,6 +337,28 @@ GB_TEST(verbs, dma_buffers) {
   end_pair(p);
 }
 
+/* Our declarations are those of the installed header. */
+typedef struct row {
+  const char *name;
+  long long value;
+} row;
+extern const row gb_verbs_layout[];
+#ifdef HAS_VERBS_HEADER
+extern const row gb_verbs_layout_of_header[];
+#endif
+
+GB_TEST(verbs, layout_is_the_headers) {
+#ifdef HAS_VERBS_HEADER
+  for (int i = 0; gb_verbs_layout[i].name; i++)
+    if (gb_verbs_layout[i].value != gb_verbs_layout_of_header[i].value)
+      gb_test_fail(__FILE__, __LINE__, "%s is %lld, not %lld",
+                   gb_verbs_layout[i].name, gb_verbs_layout[i].value,
+                   gb_verbs_layout_of_header[i].value);
+#else
+  gb_test_skip("<infiniband/verbs.h> is not installed");
+#endif
+}
+
 /* --- what is refused ---------------------------------------------------------
  */
 
