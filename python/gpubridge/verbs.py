@@ -5,4 +5,4 @@ import sys
 from ._bridge_command import main
 
 if __name__ == "__main__":
-    sys.exit(main("verbs", "GPUBRIDGE_VERBS_", available=False))
+    sys.exit(main("verbs", "GPUBRIDGE_VERBS_", available=True))

@@ -1,7 +1,7 @@
 /* Proves the communicator's contract for the bridge over tcp and shm: the whole
- * battery, over verbs on the fake adapter much of it, over tcp also with one and with several connections and odd chunks
- * (S081), sums in member order bit for bit, disagreement (S027 to S032), a
- * death in mid-flight (S042). */
+ * battery; over verbs, on the fake adapter, much of it; over tcp also with one
+ * and several connections and odd chunks (S081); sums in member order bit for
+ * bit, disagreement (S027 to S032), a death in mid-flight (S042). */
 #include "bridge/bridge.h"
 
 #include "fakes/find.h"

@@ -12,7 +12,8 @@
 #include <stddef.h>
 
 #define S(type) {#type, (long long)sizeof(struct type)},
-#define F(type, field) {#type "." #field, (long long)offsetof(struct type, field)},
+#define F(type, field) \
+  {#type "." #field, (long long)offsetof(struct type, field)},
 #define N(number) {#number, (long long)(number)},
 
 typedef struct row {

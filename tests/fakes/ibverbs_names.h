@@ -1,7 +1,7 @@
 /* The part of libibverbs' ABI that the fake has, declared here: it is built
  * where no header of rdma-core is. Written down apart from the transport's own
- * declarations, so that a mistake in either shows; fakes_verbs_layout.c holds it
- * against the installed header. */
+ * declarations, so that a mistake in either shows; fakes_verbs_layout.c holds
+ * it against the installed header. */
 #ifndef FAKES_IBVERBS_NAMES_H
 #define FAKES_IBVERBS_NAMES_H
 

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from conftest import ROOT
 
 LAYOUTS = {
     "2+2": ("nnaa", {}),
@@ -645,3 +646,62 @@ def wait_for(condition, seconds=30):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.05)
+
+
+FAKE_ADAPTER = f"""
+        import logging, os
+        rank = int(os.environ["RANK"])
+        os.environ["GPUBRIDGE_VERBS_LIB"] = {str(ROOT / "build/lib/fakes/rdma/libibverbs.so.1")!r}
+        os.environ["GPUBRIDGE_SIM_HOSTNAME"] = "xy"[rank]
+        logging.basicConfig(level=logging.INFO)
+        import gpubridge, torch
+"""
+
+
+def test_auto_takes_rdma(run):
+    """The bridge verbs on the adapter that is not there, by DDP too."""
+    run(
+        FAKE_ADAPTER
+        + """
+        t = gpubridge.init()
+        assert t.bridge_name == "verbs", t.selection
+        first, second = t.selection["reports"]
+        assert first["usable"] and first["device"] == "fake0" and second["rank"] == 1
+        x = torch.arange(200000, dtype=torch.float64) % 5 + t.rank
+        gpubridge.all_reduce(x)
+        assert torch.equal(x, 2 * (torch.arange(200000, dtype=torch.float64) % 5) + 1)
+        gpubridge.destroy()
+        import torch.distributed as dist
+        dist.init_process_group("gpubridge")
+        torch.manual_seed(rank)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(400, 300))
+        model(torch.ones(2, 400) * (rank + 1)).sum().backward()
+        grad = model.module.weight.grad
+        assert torch.equal(grad, torch.full_like(grad, 3.0))
+        dist.destroy_process_group()
+        """,
+        "na",
+    )
+
+
+def test_auto_passes_by_a_lone_device(run):
+    """S067: only one island has an RDMA device."""
+    outs = run(
+        FAKE_ADAPTER
+        + """
+        if rank == 1:
+            os.environ["FAKE_VERBS_DEVICES"] = ""
+        t = gpubridge.init()
+        assert t.bridge_name == "tcp"
+        assert t.selection["requested"] == "auto" and t.selection["outcome"] == "tcp"
+        first, second = t.selection["reports"]
+        assert first["usable"] and first["link_layer"] == "RoCE"
+        assert not second["usable"] and "no RDMA device" in second["reason"]
+        x = torch.tensor([t.rank + 1.0])
+        gpubridge.all_reduce(x)
+        assert x.item() == 3.0
+        gpubridge.destroy()
+        """,
+        "na",
+    )
+    assert "WARNING:gpubridge:bridge tcp" in outs[0]
