@@ -19,6 +19,11 @@
  *    rest is noise;
  *  - a wrong PSN, QP number or GID on either side: silence, and RETRY_EXC_ERR;
  *  - destroying what is in use: EBUSY.
+ * tests/vm/vm_verbs.c has the same test run over a kernel's rxe. That differs:
+ * it takes retry_cnt 8, more work than was asked for, and the rkey as an lkey;
+ * says REM_OP_ERR for a receive that is too short, flushes the work with
+ * the wrong lkey too, tells of no access violation by an event, and answers
+ * ETIMEDOUT when RTR names a GID that no neighbour has.
  * Not there: UD, UC, SRQ, atomics, memory windows, alternate paths.
  *
  * Misuse that real adapters do not notice, or that hangs, is said on stderr and

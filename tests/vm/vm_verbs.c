@@ -14,22 +14,22 @@ static void *named(const char *name) {
   static void *library;
   if (!library) library = dlopen("libibverbs.so.1", RTLD_NOW);
   void *function = library ? dlsym(library, name) : NULL;
-  if (!function) gb_test_skip("no %s: %s", name, dlerror());
+  if (!function) gb_test_fail(__FILE__, __LINE__, "no %s: %s", name, dlerror());
   return function;
 }
 
 /* Defines a function that calls the library's of the same name. */
-#define FORWARD(returns, name, parameters, arguments)                          \
-  returns name parameters {                                                    \
-    returns(*function) parameters;                                             \
-    *(void **)&function = named(#name);                                        \
-    return function arguments;                                                 \
+#define FORWARD(returns, name, parameters, arguments) \
+  returns name parameters {                           \
+    returns(*function) parameters;                    \
+    *(void **)&function = named(#name);               \
+    return function arguments;                        \
   }
-#define FORWARD_VOID(name, parameters, arguments)                              \
-  void name parameters {                                                       \
-    void(*function) parameters;                                                \
-    *(void **)&function = named(#name);                                        \
-    function arguments;                                                        \
+#define FORWARD_VOID(name, parameters, arguments) \
+  void name parameters {                          \
+    void(*function) parameters;                   \
+    *(void **)&function = named(#name);           \
+    function arguments;                           \
   }
 
 FORWARD(struct ibv_device **, ibv_get_device_list, (int *count), (count))
