@@ -253,21 +253,38 @@ cut_link() {
     on b ip link set veth_b "$1"
   fi
 }
-# cut_during COMMAND...: no group is opened meanwhile, which would look at the
+# flowing BYTES: waits until so much more has left machine a.
+flowing() {
+  local end=$((SECONDS + 60)) from now
+  from=$(left_a)
+  until now=$(left_a) && [ $((now - from)) -ge "$1" ]; do
+    [ $SECONDS -lt $end ] || { say "no bytes flow"; return 1; }
+    sleep 0.1
+  done
+}
+left_a() {
+  if [ "$BRIDGE" = verbs ] && [ "$DRIVER" = rxe ]; then
+    wire a
+  else
+    on a cat /sys/class/net/veth_a/statistics/tx_bytes
+  fi
+}
+
+# cut_during BYTES COMMAND...: once these have flowed. No group is opened meanwhile, which would look at the
 # ports anew.
 cut_during() {
-  local status=0
+  local status=0 bytes=$1
+  shift
   start "an ba" "$@"
-  until_line 0 '^bridge' 60 || status=1
-  sleep 2
+  flowing "$bytes" || status=1
   cut_link down
   finish 90
   cut_link up
   fails_saying 'failed .*rank [01]' 0 1 || status=1
   return $status
 }
-check_link_cut() { cut_during ./vm_job mixed 5000; }
-check_link_cut_in_large_message() { cut_during ./vm_job send 256 4; }
+check_link_cut() { cut_during $((4 * MIB)) ./vm_job mixed 5000; }
+check_link_cut_in_large_message() { cut_during $((16 * MIB)) ./vm_job send 256 4; }
 check_works_after_the_cut() { run 60 "an ba" ./torture_job 1 20000; }
 
 # ---- a killed peer -------------------------------------------------------
@@ -300,8 +317,7 @@ check_killed_in_async() { killed_at '^ok .* broadcast' ./torture_job 100 10000; 
 check_killed_in_large_message() {
   local status=0
   start "an ba" ./vm_job send 256 1
-  until_line 0 '^bridge' 60 || status=1
-  sleep 3
+  flowing $((16 * MIB)) || status=1
   kill -9 "$(cat $logs/1.pid)"
   finish 30
   fails_saying 'rank 1' 0 || status=1
