@@ -28,6 +28,15 @@ typedef struct connector {
 gb_status gbi_connect_exchange(gb_job *job, const gbi_group_spec *spec,
                                const gb_error *problem, const gbi_writer *blob,
                                gbi_blobs *blobs, gb_error *error) {
+  gb_error mine;
+  if (problem && problem->status != GB_OK && problem->rank < 0) {
+    /* Signed here: the others pass it on, and would be taken for its cause. */
+    gbi_fail_rank(&mine, problem->status, job->rank,
+                  "rank %d (host \"%.64s\") could not set a group up: %.1800s",
+                  job->rank, job->discovery->records[job->rank].hostname,
+                  problem->text);
+    problem = &mine;
+  }
   return gbi_control_exchange(job->control, spec->id, spec->ranks, spec->count,
                               spec->me, problem, blob->data, blob->used,
                               spec->deadline_ns, blobs, error);

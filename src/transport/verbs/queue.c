@@ -189,10 +189,48 @@ static void retire(gbi_verbs *t, gbi_verbs_link *link, uint64_t number) {
   }
 }
 
+static unsigned look_at_device(gbi_verbs *t) {
+  struct ibv_async_event event;
+  char text[160];
+  unsigned did = 0;
+  while (!t->lib->ibv_get_async_event(t->port.context, &event)) {
+    int type = event.event_type;
+    bool all =
+        type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_CQ_ERR ||
+        (type == IBV_EVENT_PORT_ERR && event.element.port_num == t->port.port);
+    bool one = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR ||
+               type == IBV_EVENT_QP_ACCESS_ERR;
+    snprintf(text, sizeof text, "the RDMA device %s says \"%s\"",
+             t->port.device, t->lib->ibv_event_type_str(type));
+    for (int i = 0; i < t->params.members_count; i++) {
+      gbi_verbs_link *link = &t->links[i];
+      if (!link->qp || link->broken) continue;
+      if (!all && !(one && event.element.qp == link->qp)) continue;
+      gbi_verbs_break(t, link, all ? GB_ERR_SYSTEM : GB_ERR_PEER, text);
+      did++;
+    }
+    t->lib->ibv_ack_async_event(&event);
+  }
+  return did;
+}
+
+/* A queue pair that ended flushes all that was posted, what ended it may come
+ * behind: among the completions of the same look, or as an event. */
+static const struct ibv_wc *cause_of(const struct ibv_wc *wc, int more) {
+  for (int i = 0; i < more && wc->status == IBV_WC_WR_FLUSH_ERR; i++)
+    if (wc[i].wr_id >> 48 == wc->wr_id >> 48 &&
+        wc[i].status != IBV_WC_SUCCESS && wc[i].status != IBV_WC_WR_FLUSH_ERR)
+      return &wc[i];
+  return wc;
+}
+
 static void failed(gbi_verbs *t, gbi_verbs_link *link,
-                   const struct ibv_wc *wc) {
+                   const struct ibv_wc *wc, int more) {
   char text[256];
   if (link->broken) return;
+  if (!link->left && wc->status == IBV_WC_WR_FLUSH_ERR) look_at_device(t);
+  if (link->broken) return;
+  wc = cause_of(wc, more);
   if (link->left) {
     gbi_verbs_break(t, link, GB_ERR_PEER, "the other side closed it");
     return;
@@ -271,11 +309,12 @@ static const char *take_write(gbi_verbs_link *link, int slot, uint32_t bytes) {
   return NULL;
 }
 
-static void take(gbi_verbs *t, const struct ibv_wc *wc) {
+/* `more`: completions from this one on. */
+static void take(gbi_verbs *t, const struct ibv_wc *wc, int more) {
   gbi_verbs_link *link = &t->links[wc->wr_id >> 48];
   uint64_t number = wc->wr_id >> 1 & 0x7fffffffffff;
   if (wc->status != IBV_WC_SUCCESS) {
-    failed(t, link, wc);
+    failed(t, link, wc, more);
     return;
   }
   if (link->broken) return;
@@ -295,7 +334,7 @@ static void take(gbi_verbs *t, const struct ibv_wc *wc) {
 unsigned gbi_verbs_poll(gbi_verbs *t) {
   struct ibv_wc wc[POLLED];
   int n = t->port.context->ops.poll_cq(t->cq, POLLED, wc);
-  for (int i = 0; i < n; i++) take(t, &wc[i]);
+  for (int i = 0; i < n; i++) take(t, &wc[i], n - i);
   return n > 0 ? (unsigned)n : 0;
 }
 
@@ -335,31 +374,6 @@ static void beat(gbi_verbs *t, uint64_t now) {
     if (!link->qp || link->broken || !waits) continue;
     if (now - link->last_post_ns > t->heartbeat_ns) give_back(t, link, true);
   }
-}
-
-static unsigned look_at_device(gbi_verbs *t) {
-  struct ibv_async_event event;
-  char text[160];
-  unsigned did = 0;
-  while (!t->lib->ibv_get_async_event(t->port.context, &event)) {
-    int type = event.event_type;
-    bool all =
-        type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_CQ_ERR ||
-        (type == IBV_EVENT_PORT_ERR && event.element.port_num == t->port.port);
-    bool one = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR ||
-               type == IBV_EVENT_QP_ACCESS_ERR;
-    snprintf(text, sizeof text, "the RDMA device %s says \"%s\"",
-             t->port.device, t->lib->ibv_event_type_str(type));
-    for (int i = 0; i < t->params.members_count; i++) {
-      gbi_verbs_link *link = &t->links[i];
-      if (!link->qp || link->broken) continue;
-      if (!all && !(one && event.element.qp == link->qp)) continue;
-      gbi_verbs_break(t, link, all ? GB_ERR_SYSTEM : GB_ERR_PEER, text);
-      did++;
-    }
-    t->lib->ibv_ack_async_event(&event);
-  }
-  return did;
 }
 
 /* Events that have told what they were for. */

@@ -43,8 +43,17 @@ static const gbi_transport_ops *open_registering(void) {
 }
 
 GB_TRANSPORT_BATTERY(verbs, open_verbs)
-GB_TRANSPORT_BATTERY(verbs_copying, open_copying)
-GB_TRANSPORT_BATTERY(verbs_registering, open_registering)
+#define SOME(suite, open)                                           \
+  GB_TRANSPORT_CASE(suite, sizes, 2, gb_transport_sizes, open)       \
+  GB_TRANSPORT_CASE(suite, tags, 2, gb_transport_tags, open)         \
+  GB_TRANSPORT_CASE(suite, late, 2, gb_transport_late_receive, open) \
+  GB_TRANSPORT_CASE(suite, sinks, 2, gb_transport_sinks, open)       \
+  GB_TRANSPORT_CASE(suite, in_place, 2, gb_transport_in_place, open) \
+  GB_TRANSPORT_CASE(suite, chain, 3, gb_transport_chain, open)       \
+  GB_TRANSPORT_CASE(suite, pairs, 5, gb_transport_all_pairs, open)   \
+  GB_TRANSPORT_CASE(suite, stop, 2, gb_transport_stop, open)
+SOME(verbs_copying, open_copying)
+SOME(verbs_registering, open_registering)
 
 GB_TEST(verbs, killed, .ranks = 2, .expect = "0k", .timeout_ms = 60000) {
   /* Nobody tells an adapter: it sends again, seven times half a second. */
