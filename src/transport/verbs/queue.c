@@ -300,7 +300,11 @@ static const char *take_send(gbi_verbs *t, gbi_verbs_link *link, int slot,
   return NULL;
 }
 
-static const char *take_write(gbi_verbs_link *link, int slot, uint32_t bytes) {
+static const char *take_write(gbi_verbs_link *link, int slot,
+                              const struct ibv_wc *wc) {
+  uint32_t bytes = be32toh(wc->imm_data);
+  /* What was not written is no part of a message, whatever it says. */
+  if (bytes != wc->byte_len) return "a write of another length than it tells";
   if (link->arrivals_count == GBI_VERBS_DATA)
     return "more than it has credits for";
   link->arrivals[(link->arrivals_at + link->arrivals_count++) %
@@ -323,7 +327,7 @@ static void take(gbi_verbs *t, const struct ibv_wc *wc, int more) {
     return;
   }
   const char *wrong = wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM
-                          ? take_write(link, (int)number, be32toh(wc->imm_data))
+                          ? take_write(link, (int)number, wc)
                           : take_send(t, link, (int)number, wc->byte_len);
   if (!wrong) return;
   char text[160];

@@ -95,6 +95,14 @@ GB_TEST(verbs_head, checks_every_field) {
     GB_CHECK(gbi_verbs_head_read(raw, sizeof raw, &got));
   }
   fresh();
+  head.offset = 800; /* a part that neither ends the message nor fills a slot */
+  gbi_verbs_head_write(&head, raw);
+  GB_CHECK(gbi_verbs_head_read(raw, sizeof raw, &got));
+  fresh();
+  head.payload = 0; /* nothing, of a message that has more */
+  gbi_verbs_head_write(&head, raw);
+  GB_CHECK(gbi_verbs_head_read(raw, GBI_VERBS_HEAD, &got));
+  fresh();
   head.offset = 901; /* beyond the message */
   gbi_verbs_head_write(&head, raw);
   GB_CHECK(gbi_verbs_head_read(raw, sizeof raw, &got));

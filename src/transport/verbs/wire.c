@@ -46,9 +46,10 @@ static const char *check_place(const gbi_verbs_head *head) {
   if (head->message_bytes > (uint64_t)INT64_MAX)
     return "a header with an absurd message length";
   if (head->offset > head->message_bytes) return "a header with a bad offset";
+  /* All parts but the last fill their slot: a sink gets whole granules. */
   if (head->type == GBI_VERBS_MESSAGE &&
-      (head->payload > head->message_bytes - head->offset ||
-       (!head->payload && head->message_bytes)))
+      head->payload != GBI_MIN(GBI_VERBS_SLOT - GBI_VERBS_HEAD,
+                               head->message_bytes - head->offset))
     return "a header with a bad payload length";
   return NULL;
 }
