@@ -30,20 +30,16 @@ static void fail_list(gbi_xfer **head, gbi_xfer ***tail, gb_status status) {
   *tail = head;
 }
 
-void gbi_verbs_fail_pending(gbi_verbs *t, gbi_verbs_link *link,
-                            gb_status status) {
-  if (!link->qp) return;
+/* The adapter lets go of memory before its owner hears of the end. */
+static void let_go(gbi_verbs *t, gbi_verbs_link *link) {
   bool registered = link->mr;
   for (int i = 0; i < GBI_VERBS_LONGS; i++)
     registered = registered || link->longs[i].xfer;
-  if (registered) {
-    /* The adapter lets go of memory before its owner hears of the end. */
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-    (void)t->lib->ibv_modify_qp(link->qp, &attr, IBV_QP_STATE);
-  }
-  if (link->mr) t->lib->ibv_dereg_mr(link->mr);
-  link->mr = NULL;
-  link->receiving = NULL;
+  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+  if (registered) (void)t->lib->ibv_modify_qp(link->qp, &attr, IBV_QP_STATE);
+}
+
+static void fail_sends(gbi_verbs *t, gbi_verbs_link *link, gb_status status) {
   link->current = NULL;
   for (int i = 0; i < GBI_VERBS_LONGS; i++) {
     gbi_verbs_long *one = &link->longs[i];
@@ -54,13 +50,21 @@ void gbi_verbs_fail_pending(gbi_verbs *t, gbi_verbs_link *link,
   }
   for (int i = 0; i < GBI_VERBS_QUEUE; i++) link->requests[i].of = NULL;
   fail_list(&link->send_head, &link->send_tail, status);
+}
+
+void gbi_verbs_fail_pending(gbi_verbs *t, gbi_verbs_link *link,
+                            gb_status status) {
+  if (!link->qp) return;
+  let_go(t, link);
+  if (link->mr) t->lib->ibv_dereg_mr(link->mr);
+  link->mr = NULL;
+  link->receiving = NULL;
+  fail_sends(t, link, status);
   fail_list(&link->recv_head, &link->recv_tail, status);
 }
 
-void gbi_verbs_break(gbi_verbs *t, gbi_verbs_link *link, gb_status status,
-                     const char *reason) {
-  if (link->broken) return;
-  link->broken = true;
+static void note_reason(gbi_verbs *t, gbi_verbs_link *link, gb_status status,
+                        const char *reason) {
   if (link->status == GB_OK) {
     link->status = status;
     gbi_fail_rank(&link->error, status, link->rank,
@@ -69,7 +73,31 @@ void gbi_verbs_break(gbi_verbs *t, gbi_verbs_link *link, gb_status status,
                   t->members[t->params.me].rank, link->rank, t->port.device,
                   t->port.port, link->peer, reason);
   }
+}
+
+void gbi_verbs_break(gbi_verbs *t, gbi_verbs_link *link, gb_status status,
+                     const char *reason) {
+  if (link->broken) return;
+  link->broken = true;
+  note_reason(t, link, status, reason);
   gbi_verbs_fail_pending(t, link, link->status);
+}
+
+/* After its goodbye: what has arrived is still there for receives, but nothing
+ * leaves any more, and nothing else comes. */
+static unsigned end_with_peer(gbi_verbs *t, gbi_verbs_link *link) {
+  static const char reason[] = "the other side closed it";
+  bool sends = link->send_head;
+  for (int i = 0; i < GBI_VERBS_LONGS; i++)
+    sends = sends || link->longs[i].xfer;
+  if (sends) {
+    note_reason(t, link, GB_ERR_PEER, reason);
+    let_go(t, link);
+    fail_sends(t, link, link->status);
+  }
+  if (!link->recv_head || link->arrivals_count) return sends;
+  gbi_verbs_break(t, link, GB_ERR_PEER, reason);
+  return 1;
 }
 
 /* ---- requests ---- */
@@ -224,17 +252,14 @@ static const struct ibv_wc *cause_of(const struct ibv_wc *wc, int more) {
   return wc;
 }
 
-static void failed(gbi_verbs *t, gbi_verbs_link *link,
-                   const struct ibv_wc *wc, int more) {
+static void failed(gbi_verbs *t, gbi_verbs_link *link, const struct ibv_wc *wc,
+                   int more) {
   char text[256];
   if (link->broken) return;
   if (!link->left && wc->status == IBV_WC_WR_FLUSH_ERR) look_at_device(t);
   if (link->broken) return;
   wc = cause_of(wc, more);
-  if (link->left) {
-    gbi_verbs_break(t, link, GB_ERR_PEER, "the other side closed it");
-    return;
-  }
+  if (link->left) return; /* it has gone, as it said */
   snprintf(text, sizeof text,
            "a %s ended with \"%s\" (status %d, vendor's %#x)%s",
            wc->wr_id & RECEIVE ? "receive" : "send",
@@ -362,11 +387,7 @@ unsigned gbi_verbs_go_on(gbi_verbs *t, gbi_verbs_link *link) {
   unsigned did = gbi_verbs_receive_on(t, link);
   if (!link->broken) did += gbi_verbs_send_on(t, link);
   if (!link->broken) did += give_back(t, link, owes_much(link));
-  if (link->left && !link->broken && !link->arrivals_count &&
-      (link->recv_head || link->send_head)) {
-    gbi_verbs_break(t, link, GB_ERR_PEER, "the other side closed it");
-    did++;
-  }
+  if (link->left && !link->broken) did += end_with_peer(t, link);
   return did;
 }
 

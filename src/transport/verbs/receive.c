@@ -24,6 +24,7 @@ static void use_up(gbi_verbs *t, gbi_verbs_link *link) {
   link->arrivals_count--;
   link->owed_data++;
   link->used = 0;
+  if (link->left) return; /* nothing comes any more */
   if (gbi_verbs_post_slot(t, link, slot) != GB_OK)
     gbi_verbs_break(t, link, GB_ERR_SYSTEM, "a receive could not be posted");
 }

@@ -43,7 +43,7 @@ static const gbi_transport_ops *open_registering(void) {
 }
 
 GB_TRANSPORT_BATTERY(verbs, open_verbs)
-#define SOME(suite, open)                                           \
+#define SOME(suite, open)                                            \
   GB_TRANSPORT_CASE(suite, sizes, 2, gb_transport_sizes, open)       \
   GB_TRANSPORT_CASE(suite, tags, 2, gb_transport_tags, open)         \
   GB_TRANSPORT_CASE(suite, late, 2, gb_transport_late_receive, open) \
@@ -59,6 +59,44 @@ GB_TEST(verbs, killed, .ranks = 2, .expect = "0k", .timeout_ms = 60000) {
   /* Nobody tells an adapter: it sends again, seven times half a second. */
   gb_fabric_death_ms = 12000;
   gb_transport_killed(open_verbs);
+}
+
+/* Rank 1 sends and goes; what it sent is there for a receive that comes later,
+ * also when a message to it has failed meanwhile, which is told at once. */
+GB_TEST(verbs, what_was_sent_before_a_goodbye, .ranks = 2) {
+  gb_fabric f;
+  gbi_xfer one, two, late;
+  uint8_t data[200], got[200];
+  int *word = gb_spare();
+  gb_fabric_open(&f, open_verbs);
+  gb_pattern(data, sizeof data, 5);
+  if (gb_rank() == 1) {
+    gb_fabric_send(&f, 0, &one, 1, data, sizeof data);
+    gb_fabric_send(&f, 0, &two, 2, data, sizeof data);
+    f.ops->stop(f.transport);
+    f.ops->close(f.transport);
+    __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+    gb_test_await(word, 2, 20000);
+    gbi_hostarea_close(f.area);
+    return;
+  }
+  gb_test_await(word, 1, 20000);
+  gb_fabric_recv(&f, 1, &one, 1, got, sizeof got);
+  GB_CHECK_INT(gb_fabric_wait(&f, &one, 10000), GB_OK);
+  gb_check_pattern(got, sizeof got, 5);
+  uint8_t *large = calloc(1, 1 << 20);
+  gb_fabric_send(&f, 1, &late, 3, large, 1 << 20);
+  GB_CHECK_INT(gb_fabric_wait(&f, &late, 10000), GB_ERR_PEER);
+  gb_fabric_recv(&f, 1, &two, 2, got, sizeof got);
+  GB_CHECK_INT(gb_fabric_wait(&f, &two, 10000), GB_OK);
+  gb_check_pattern(got, sizeof got, 5);
+  gb_fabric_recv(&f, 1, &two, 4, got, sizeof got);
+  GB_CHECK_INT(gb_fabric_wait(&f, &two, 10000), GB_ERR_PEER);
+  __atomic_store_n(word, 2, __ATOMIC_RELEASE);
+  free(large);
+  f.ops->stop(f.transport);
+  f.ops->close(f.transport);
+  gbi_hostarea_close(f.area);
 }
 
 /* ---- the header ---- */
