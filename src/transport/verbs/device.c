@@ -24,7 +24,7 @@ const gbi_setting gbi_verbs_settings[] = {
          .default_value = "-1",
          .kind = GBI_SETTING_INT,
          .min = -1,
-         .max = 65535,
+         .max = 255,
          .help = "its GID; -1: RoCE v2 with an IPv4 address before others"},
     [GBI_VERBS_SET_GPU_PATH] =
         {.name = "GPUBRIDGE_VERBS_GPU_PATH",
@@ -219,11 +219,14 @@ static gb_status look_at_device(search *s, struct ibv_device *device,
   if (s->lib->ibv_query_device(p->context, &attr)) attr.phys_port_cnt = 1;
   int last = attr.phys_port_cnt, first = 1;
   if (s->port.number) first = last = (int)s->port.number;
-  if (first > attr.phys_port_cnt)
+  if (first > attr.phys_port_cnt && !s->device.text[0])
+    gbi_text_add(&s->seen, "%s (%d ports) ", p->device, attr.phys_port_cnt);
+  else if (first > attr.phys_port_cnt)
     status = gbi_fail(error, GB_ERR_SETTING,
                       "GPUBRIDGE_VERBS_PORT is %d, but the RDMA device %s has "
                       "%d. `ibv_devinfo -d %s` shows them",
                       first, p->device, attr.phys_port_cnt, p->device);
+  last = GBI_MIN(last, attr.phys_port_cnt);
   for (int port = first; port <= last && status == GB_OK && !*good_p; port++) {
     p->port = (uint8_t)port;
     status = look_at_port(s, p, good_p, error);

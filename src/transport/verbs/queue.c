@@ -31,12 +31,16 @@ static void fail_list(gbi_xfer **head, gbi_xfer ***tail, gb_status status) {
 }
 
 /* The adapter lets go of memory before its owner hears of the end. */
+static void end_queue(gbi_verbs *t, gbi_verbs_link *link) {
+  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+  (void)t->lib->ibv_modify_qp(link->qp, &attr, IBV_QP_STATE);
+}
+
 static void let_go(gbi_verbs *t, gbi_verbs_link *link) {
   bool registered = link->mr;
   for (int i = 0; i < GBI_VERBS_LONGS; i++)
     registered = registered || link->longs[i].xfer;
-  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-  if (registered) (void)t->lib->ibv_modify_qp(link->qp, &attr, IBV_QP_STATE);
+  if (registered) end_queue(t, link);
 }
 
 static void fail_sends(gbi_verbs *t, gbi_verbs_link *link, gb_status status) {
@@ -80,6 +84,7 @@ void gbi_verbs_break(gbi_verbs *t, gbi_verbs_link *link, gb_status status,
   if (link->broken) return;
   link->broken = true;
   note_reason(t, link, status, reason);
+  end_queue(t, link); /* the other side is not acknowledged any more */
   gbi_verbs_fail_pending(t, link, link->status);
 }
 

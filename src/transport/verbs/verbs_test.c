@@ -190,12 +190,19 @@ GB_TEST(verbs, a_gid_that_is_not_there) {
   GB_CHECK_TEXT(error.text, "GPUBRIDGE_VERBS_GID_INDEX is 99");
   GB_CHECK_TEXT(error.text, "port 1");
   GB_CHECK_TEXT(error.text, "GIDs");
+  setenv("GPUBRIDGE_VERBS_GID_INDEX", "256", 1); /* a byte's most is 255 */
+  GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
+  GB_CHECK_TEXT(error.text, "256");
 }
 
 GB_TEST(verbs, a_port_that_is_not_there) {
   gb_error error;
   (void)open_verbs();
   setenv("GPUBRIDGE_VERBS_PORT", "7", 1);
+  GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
+  GB_CHECK_TEXT(error.text, "(1 ports)");
+  setenv("GPUBRIDGE_VERBS_DEVICE", "fake0", 1);
+  if (getenv("GB_TEST_VERBS_DEVICES")) return;
   GB_CHECK(!gbi_transport_verbs.usable(NULL, &error));
   GB_CHECK_TEXT(error.text, "GPUBRIDGE_VERBS_PORT is 7");
 }
