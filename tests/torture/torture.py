@@ -17,6 +17,7 @@ Prints what is not good, then "N passed, N failed, N skipped"; a run is a case.
 
 import argparse
 import os
+import random
 import re
 import shutil
 import signal
@@ -84,12 +85,17 @@ ports_used = set()
 
 
 def free_port():
-    """Not given to two runs: they go on in parallel."""
+    """Not given to two runs: they go on in parallel. Below those that the system
+    gives to whoever asks for any: one of these was taken between this look and
+    the run."""
     with port_lock:
         while True:
+            port = random.randrange(15000, 32000)
             with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
             if port not in ports_used:
                 ports_used.add(port)
                 return port
